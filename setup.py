@@ -1,0 +1,41 @@
+"""Package metadata. The tested environment stands in requirements.txt."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+requirements = [
+    line.split("#")[0].strip()
+    for line in (here / "requirements.txt").read_text().splitlines()
+    if line.split("#")[0].strip()
+]
+
+setup(
+    name="vit3",
+    version="0.1.0",
+    description="Vision Test-Time Training (ViT³): models, training and the whole design space",
+    long_description=(here / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    # tools/ and configs/ stay at the top of the tree and travel as vit3.tools and vit3.configs
+    packages=[*find_packages(include=["vit3", "vit3.*"]), "vit3.tools", "vit3.configs"],
+    package_dir={"vit3.tools": "tools", "vit3.configs": "configs"},
+    package_data={"vit3": ["**/*.json", "**/*.md"], "vit3.configs": ["**/*.yaml"]},
+    install_requires=requirements,
+    extras_require={
+        "mm": [],  # detection and segmentation through OpenMMLab
+        "gen": ["diffusers>=0.30", "torch-fidelity>=0.3"],  # image generation
+        "export": ["onnx>=1.16", "onnxscript>=0.1", "onnxruntime>=1.18"],
+        "cluster": ["hydra-submitit-launcher>=1.2"],
+        "dev": ["pytest>=8", "ruff>=0.6"],
+    },
+    entry_points={
+        "console_scripts": [
+            "vit3-train=vit3.tools.train:main",
+            "vit3-eval=vit3.tools.eval:main",
+            "vit3-convert=vit3.tools.convert:main",
+        ]
+    },
+)

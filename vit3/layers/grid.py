@@ -1,0 +1,27 @@
+"""Between tokens (B, H*W, C) and maps (B, C, H, W), and the one padding rule of all models."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def to_map(x: Tensor, h: int, w: int) -> Tensor:
+    """Tokens (B, h*w, C) as a map (B, C, h, w): a view in channels_last order."""
+    return x.transpose(1, 2).unflatten(-1, (h, w))
+
+
+def to_tokens(x: Tensor) -> Tensor:
+    """A map (B, C, H, W) as tokens (B, H*W, C)."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    """Pad a map with zeros at the right and at the bottom until both sides are multiples of ``multiple``.
+
+    Source: the authors' detection and segmentation backbones (stem: 4, each downsampling: 2).
+    """
+    right, bottom = -x.shape[-1] % multiple, -x.shape[-2] % multiple
+    if right or bottom:
+        x = F.pad(x, (0, right, 0, bottom))
+    return x

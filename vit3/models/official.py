@@ -1,0 +1,131 @@
+"""Key maps to and from the authors' classifier checkpoints.
+
+Names and shapes of parameters and buffers are theirs already. What differs: their H-ViT³ stores a rotation table per
+block (``layers.*.blocks.*.rope.rotations``), sized for one image size, where ours computes it for the grid at hand.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Mapping
+
+import safetensors.torch
+import timm
+import torch
+from torch import Tensor, nn
+
+from vit3.layers.rope import RoPE2d
+from vit3.models import MODEL_NAMES
+from vit3.models.weights import LoadReport, WeightsError, match, read_tensors
+
+_ROTATIONS = re.compile(r"^layers\.(\d+)\.blocks\.(\d+)\.rope\.rotations$")
+_MINIMUM = 0.95  # of the model must be matched by a converted file
+
+
+def from_official(tensors: Mapping[str, Tensor], model_name: str) -> dict[str, Tensor]:
+    """Rename tensors of the authors' model to ours; any tensors will do, weights as well as gradients.
+
+    Args:
+        tensors: all parameters by the authors' names, with all buffers or with none.
+        model_name: one of ours, such as ``h_vit3_tiny``.
+
+    Raises:
+        ValueError: unknown model, or names that are missing or too many.
+    """
+    renamed = {name: value for name, value in tensors.items() if not _is_rotation(name, model_name)}
+    _check_names(renamed, model_name)
+    return renamed
+
+
+def to_official(
+    tensors: Mapping[str, Tensor], model_name: str, img_size: tuple[int, int] = (224, 224)
+) -> dict[str, Tensor]:
+    """Rename our tensors to the authors' names: the inverse of :func:`from_official`.
+
+    Args:
+        tensors: all parameters by our names, with all buffers or with none.
+        model_name: one of ours.
+        img_size: (height, width) for which rotation tables are written (only along with buffers).
+
+    Raises:
+        ValueError: unknown model, or names that are missing or too many.
+    """
+    has_buffers = _check_names(tensors, model_name)
+    renamed = dict(tensors)
+    if has_buffers:
+        for name, module in _skeleton(model_name).named_modules():
+            if isinstance(module, RoPE2d):
+                h, w = (math.ceil(side / 4) for side in img_size)
+                for _ in range(int(name.split(".")[1])):
+                    h, w = math.ceil(h / 2), math.ceil(w / 2)
+                renamed[f"{name}.rotations"] = _rotations(module.dim, h, w)
+    return renamed
+
+
+def convert(source: str | Path, target: str | Path, model_name: str | None = None, ema: bool = False) -> LoadReport:
+    """Convert a downloaded official file to a safetensors file with our names.
+
+    Args:
+        source: the authors' ``.pth``; none of its pickled code is run.
+        target: the ``.safetensors`` file to write.
+        model_name: one of ours; None takes the one whose tensors fit best.
+        ema: take the moving average that some of their files carry.
+
+    Returns:
+        The report of the match, at least 95 %.
+
+    Raises:
+        FileNotFoundError, WeightsError: no such file, not readable, or less than 95 % of the model matched.
+    """
+    tensors = read_tensors(source, ema=ema)
+    names = [model_name] if model_name else MODEL_NAMES
+    reports = {}
+    for name in names:
+        kept = {k: v for k, v in tensors.items() if not _is_rotation(k, name)}
+        reports[name] = match(kept, _skeleton(name))
+    model_name = max(reports, key=lambda name: reports[name].fraction)
+    report = reports[model_name]
+    report.require(_MINIMUM, f"{source} as {model_name}")
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".part")
+    metadata = {"model": model_name, "source": Path(source).name, "weights": "ema" if ema else "raw"}
+    safetensors.torch.save_file({n: tensors[n].contiguous() for n in report.matched}, partial, metadata)
+    partial.replace(target)
+    return report
+
+
+def _is_rotation(name: str, model_name: str) -> bool:
+    return model_name.startswith("h_vit3") and bool(_ROTATIONS.match(name))
+
+
+def _skeleton(model_name: str) -> nn.Module:
+    """The model without memory for its weights."""
+    if model_name not in MODEL_NAMES:
+        raise ValueError(f"model_name='{model_name}' is unknown; use one of: {', '.join(MODEL_NAMES)}")
+    with torch.device("meta"):
+        return timm.create_model(model_name)
+
+
+def _check_names(tensors: Mapping[str, Tensor], model_name: str) -> bool:
+    """Make sure that the names are the model's parameters and all of its buffers or none; return which."""
+    model = _skeleton(model_name)
+    parameters = {name for name, _ in model.named_parameters()}
+    buffers = {name for name, _ in model.named_buffers()}
+    has_buffers = bool(buffers & tensors.keys()) or not buffers
+    wanted = parameters | buffers if has_buffers else parameters
+    missing, unexpected = wanted - tensors.keys(), tensors.keys() - wanted
+    if missing or unexpected:
+        raise WeightsError(
+            f"tensors are not those of {model_name}: {len(missing)} missing {sorted(missing)[:3]}, "
+            f"{len(unexpected)} unexpected {sorted(unexpected)[:3]}"
+        )
+    return has_buffers
+
+
+def _rotations(dim: int, h: int, w: int) -> Tensor:
+    """The authors' table (h, w, dim / 2, 2): cosine and sine, from rotating the vector (1, 0) in every pair."""
+    unit = torch.tensor([1.0, 0.0]).repeat(dim // 2).expand(1, h * w, dim)
+    return RoPE2d(dim)(unit, h, w).view(h, w, dim // 2, 2)

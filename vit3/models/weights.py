@@ -1,0 +1,202 @@
+"""The one loader of weights: read a file without running its code, strip wrappers' prefixes, match, report."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Mapping
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+# Where checkpoints keep their weights, best first; the EMA copy is taken only on request.
+_RAW_KEYS = ("state_dict", "model")
+_EMA_KEYS = ("state_dict_ema", "model_ema")
+_PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
+
+
+class WeightsError(ValueError):
+    """A file that holds no usable weights, or weights that do not fit the model."""
+
+
+@dataclass
+class LoadReport:
+    """What became of every tensor when a file met a model.
+
+    Attributes:
+        matched: names in both, of one shape. missing: only in the model. unexpected: only in the file.
+        reshaped: in both, of different shapes. sizes: number of values of each of the model's tensors.
+    """
+
+    matched: list[str]
+    missing: list[str]
+    unexpected: list[str]
+    reshaped: list[str]
+    sizes: Mapping[str, int] = field(repr=False)
+
+    @property
+    def fraction(self) -> float:
+        """The smaller of matched tensors / tensors and matched values / values of the model, 0 to 1."""
+        total = sum(self.sizes.values())
+        values = sum(self.sizes[name] for name in self.matched)
+        return min(len(self.matched) / max(len(self.sizes), 1), values / max(total, 1))
+
+    def __str__(self) -> str:
+        values = {key: sum(self.sizes[n] for n in getattr(self, key)) for key in ("matched", "missing", "reshaped")}
+        parts = [f"{key} {len(getattr(self, key))} tensors ({value:,} values)" for key, value in values.items()]
+        return f"{', '.join(parts)}, unexpected {len(self.unexpected)} tensors; the model has {len(self.sizes)}"
+
+    def require(self, minimum: float, what: str) -> None:
+        """Raise :class:`WeightsError` if less than ``minimum`` (0 to 1) of the model was matched."""
+        if self.fraction >= minimum:
+            return
+        examples = "; ".join(
+            f"{key}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+            for key in ("missing", "unexpected", "reshaped")
+            if (names := getattr(self, key))
+        )
+        raise WeightsError(
+            f"{what} fits {100 * self.fraction:.1f} % of the model, at least {100 * minimum:.0f} % is needed "
+            f"({self}; {examples})"
+        )
+
+
+def read_tensors(path: str | Path, ema: bool = False) -> dict[str, Tensor]:
+    """Read the weights of a ``.safetensors`` file or a PyTorch checkpoint, wrappers' prefixes stripped.
+
+    Pickled code of a checkpoint is never run: objects other than tensors and plain containers become inert.
+
+    Args:
+        path: the file.
+        ema: take the exponential moving average instead of the raw weights.
+
+    Raises:
+        FileNotFoundError: no such file.
+        WeightsError: the file is unreadable, or holds no weights of the wanted kind.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    if path.suffix == ".safetensors":
+        try:
+            return strip_prefixes(safetensors.torch.load_file(path))
+        except safetensors.SafetensorError as error:
+            raise WeightsError(f"{path} is not a readable safetensors file ({error})") from error
+    return strip_prefixes(_state_dict(read_checkpoint(path), path, ema))
+
+
+def read_checkpoint(path: str | Path):
+    """Unpickle a PyTorch file whose objects may be anybody's; all but tensors and containers become inert.
+
+    Raises:
+        WeightsError: the file is truncated, no checkpoint, or a TorchScript archive.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                    raise WeightsError(f"{path} is a TorchScript archive; save its state_dict instead")
+        return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_InertPickle)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, AttributeError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise WeightsError(f"{path} is not a readable PyTorch checkpoint ({reason})") from error
+
+
+def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Remove what DDP, compile, EMA, task and detector wrappers put before every name of a model."""
+    tensors = dict(tensors)
+    while True:
+        prefix = next((p for p in _PREFIXES if tensors and all(name.startswith(p) for name in tensors)), None)
+        if prefix is None:
+            return tensors
+        tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
+
+
+def match(tensors: Mapping[str, Tensor], model: nn.Module) -> LoadReport:
+    """Compare named tensors with a model's state dict; nothing is loaded."""
+    own = model.state_dict()
+    same = {name: tensors[name].shape == value.shape for name, value in own.items() if name in tensors}
+    return LoadReport(
+        matched=[name for name, fits in same.items() if fits],
+        missing=[name for name in own if name not in tensors],
+        unexpected=[name for name in tensors if name not in own],
+        reshaped=[name for name, fits in same.items() if not fits],
+        sizes={name: value.numel() for name, value in own.items()},
+    )
+
+
+def _state_dict(checkpoint, path: Path, ema: bool) -> dict[str, Tensor]:
+    """The weights inside a checkpoint: under a known key, or the checkpoint itself."""
+    if isinstance(checkpoint, Mapping):
+        for key in _EMA_KEYS if ema else _RAW_KEYS:
+            if isinstance(checkpoint.get(key), Mapping):
+                checkpoint = checkpoint[key]
+                break
+        else:
+            if ema:
+                raise WeightsError(f"{path} holds no EMA weights (looked for {' and '.join(_EMA_KEYS)})")
+        tensors = {name: value for name, value in checkpoint.items() if isinstance(value, Tensor)}
+        if tensors:
+            return tensors
+    raise WeightsError(f"{path} holds no weights: expected named tensors, or such under {' or '.join(_RAW_KEYS)}")
+
+
+class _Inert(dict):
+    """Stands for any class or function that a pickle names: takes everything, does nothing."""
+
+    def __new__(cls, *args, **kwargs):
+        return super().__new__(cls)
+
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+
+    def __setstate__(self, state):
+        pass
+
+    def __hash__(self):  # may stand in a set or as a key
+        return id(self)
+
+    def append(self, item):
+        pass
+
+    def extend(self, items):
+        pass
+
+    add = append
+
+
+class _InertUnpickler(pickle.Unpickler):
+    """Resolves what a state dict needs, and nothing that could act."""
+
+    _ALLOWED = {
+        ("collections", "OrderedDict"),
+        ("torch._utils", "_rebuild_tensor_v2"),
+        ("torch._utils", "_rebuild_tensor"),
+        ("torch._utils", "_rebuild_parameter"),
+        ("torch", "Size"),
+        ("torch", "device"),
+        ("torch.serialization", "_get_layout"),
+    }
+
+    def find_class(self, module: str, name: str):
+        dtype_or_storage = module == "torch" and (
+            name.endswith("Storage") or isinstance(getattr(torch, name, None), torch.dtype)
+        )
+        if dtype_or_storage or (module, name) in self._ALLOWED:
+            return super().find_class(module, name)
+        return _Inert
+
+
+class _InertPickle:
+    """The part of the ``pickle`` module that ``torch.load`` uses, with the unpickler above."""
+
+    __name__ = "inert pickle"
+    Unpickler = _InertUnpickler
+    UnpicklingError = pickle.UnpicklingError
+
+    @staticmethod
+    def load(file, **kwargs):
+        return _InertUnpickler(file, **kwargs).load()

@@ -1,0 +1,9 @@
+"""Functional operators: tensors in, tensors out. They know no module and no config.
+
+Letters used in names and comments: B batch, M heads, N tokens, D head dim, H x W grid.
+"""
+
+from vit3.ops.dwconv_ttt import dwconv_ttt
+from vit3.ops.glu_ttt import glu_ttt
+
+__all__ = ["dwconv_ttt", "glu_ttt"]

@@ -1,0 +1,38 @@
+"""The precision rule of the inner step: float32 or wider inside, the caller's dtype outside."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import nullcontext
+from typing import Callable
+
+import torch
+from torch import Tensor
+
+
+def widened(x: Tensor) -> Tensor:
+    """``x`` in float32, or in float64 where it already is: never narrower than float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def without_autocast(device: torch.device):
+    """Context in which autocast is off for ``device`` (a no-op where it is off already)."""
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
+
+
+def in_full_precision(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Run ``fn`` on widened tensors with autocast off; its output gets the first argument's dtype.
+
+    Sums over N tokens and the soft norm lose whole updates in 16 bit (at N = 65,536 a bfloat16 sum is
+    off by several per cent), so gradient, norm, step and fast weights never see less than float32.
+    """
+
+    @functools.wraps(fn)
+    def wrapper(*tensors: Tensor, **options) -> Tensor:
+        with without_autocast(tensors[0].device):
+            return fn(*map(widened, tensors), **options).to(tensors[0].dtype)
+
+    return wrapper
