@@ -6,7 +6,7 @@ import pickle
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Mapping
+from typing import Collection, Mapping
 
 import safetensors.torch
 import torch
@@ -115,9 +115,33 @@ def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
 
 
-def match(tensors: Mapping[str, Tensor], model: nn.Module) -> LoadReport:
-    """Compare named tensors with a model's state dict; nothing is loaded."""
-    own = model.state_dict()
+def load_weights(model: nn.Module, path: str | Path, *, ema: bool = False, minimum: float = 0.95) -> LoadReport:
+    """Load a file into a model; a classifier of another size keeps its fresh weights, all else has to fit.
+
+    Args:
+        model: with timm's ``get_classifier``. path: see :func:`read_tensors`. ema: take the moving average.
+        minimum: fraction of the model without its classifier that must match, 0 to 1.
+
+    Returns:
+        The report over the whole model.
+
+    Raises:
+        FileNotFoundError, WeightsError: no such file, unreadable, or too little of it fits.
+    """
+    tensors = read_tensors(path, ema=ema)
+    classifier = model.get_classifier()
+    head = {name for name, module in model.named_modules() if module is classifier}
+    head = {f"{name}.{leaf}" for name in head for leaf in ("weight", "bias")}
+    body = {name: value for name, value in tensors.items() if name not in head}
+    match(body, model, ignore=head).require(minimum, str(path))
+    report = match(tensors, model)
+    model.load_state_dict({name: tensors[name] for name in report.matched}, strict=False)
+    return report
+
+
+def match(tensors: Mapping[str, Tensor], model: nn.Module, ignore: Collection[str] = ()) -> LoadReport:
+    """Compare named tensors with a model's state dict, without the names to ``ignore``; nothing is loaded."""
+    own = {name: value for name, value in model.state_dict().items() if name not in ignore}
     same = {name: tensors[name].shape == value.shape for name, value in own.items() if name in tensors}
     return LoadReport(
         matched=[name for name, fits in same.items() if fits],

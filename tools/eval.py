@@ -1,0 +1,90 @@
+"""Evaluate a checkpoint on the data it was trained for: ``python tools/eval.py checkpoint=runs/NAME/best.pt``."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from vit3.analysis.plots import plot_predictions
+from vit3.build import build_data, build_loader, build_model
+from vit3.cli import run_tool
+from vit3.config import EvalConfig, TrainConfig, typed
+from vit3.engine.checkpoint import load_checkpoint
+from vit3.engine.distributed import start_processes
+from vit3.engine.evaluate import evaluate
+from vit3.engine.predict import predict_sample
+from vit3.errors import UserError
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+logger = logging.getLogger("vit3.eval")
+
+
+def run_eval(cfg: DictConfig) -> None:
+    """Score one checkpoint and print loss, top-1 and top-5."""
+    options: EvalConfig = typed(cfg, EvalConfig)
+    processes = start_processes(options.device)
+    if not processes.main:
+        logging.getLogger().setLevel(logging.WARNING)
+    path = Path(options.checkpoint)
+    path = path / "best.pt" if path.is_dir() else path
+    state = load_checkpoint(path)
+    run_cfg = training_config(state, options)
+    data = build_data(run_cfg, processes)
+    if list(data.classes) != state["classes"]:
+        raise UserError(
+            f"data_root={run_cfg.data.root} has other classes than the checkpoint was trained for "
+            f"({len(data.classes)} against {len(state['classes'])}, or other names); use the same set"
+        )
+    model = build_model(
+        dataclasses.replace(run_cfg.model, pretrained=False, checkpoint=None),
+        run_cfg.mixer,
+        run_cfg.inner,
+        in_chans=run_cfg.data.in_chans,
+        num_classes=len(data.classes),
+        img_size=run_cfg.data.img_size,
+    )
+    weights = chosen_weights(state, options.weights, path)
+    model.load_state_dict(state["state_dict_ema" if weights == "ema" else "state_dict"])
+    model.to(processes.device)
+    batch = options.batch_size or max(1, run_cfg.engine.batch_size // processes.world_size)
+    loader = build_loader(run_cfg, data, processes, training=False, batch_size=batch)
+    scores = evaluate(model, loader, processes, amp=run_cfg.engine.amp, channels_last=run_cfg.engine.channels_last)
+    logger.info(
+        f"{path}: {weights} weights of epoch {state['epoch'] + 1}, {len(data.val):,} images: "
+        f"top-1 {scores['top1']:.2f} %, top-5 {scores['top5']:.2f} %, loss {scores['loss']:.6f}"
+    )
+    if options.predictions and processes.main:
+        sheet = predict_sample(
+            model, loader, processes, count=64, mean=run_cfg.data.mean, std=run_cfg.data.std, amp=run_cfg.engine.amp
+        )
+        plot_predictions(*sheet, data.classes, Path(options.predictions), f"{path}: test images, errors first")
+
+
+def training_config(state: dict, options: EvalConfig) -> TrainConfig:
+    """The configuration inside the checkpoint, with what this command changes of it."""
+    cfg: TrainConfig = typed(OmegaConf.create(state["config"]), TrainConfig)
+    if options.data_root is not None:
+        cfg.data.root = options.data_root
+    if options.workers is not None:
+        cfg.data.workers = options.workers
+    return cfg
+
+
+def chosen_weights(state: dict, wanted: str, path: Path) -> str:
+    """``raw`` or ``ema``; ``auto`` is the kind that gave the best score."""
+    if wanted == "auto":
+        return state["best"]["weights"]
+    if wanted == "ema" and "state_dict_ema" not in state:
+        raise UserError(f"weights=ema, but {path} holds no moving average; use weights=raw")
+    return wanted
+
+
+def main() -> None:
+    run_tool(run_eval, config_name="eval", schema=EvalConfig, configs=CONFIGS)
+
+
+if __name__ == "__main__":
+    main()

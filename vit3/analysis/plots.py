@@ -1,0 +1,79 @@
+"""Pictures of a run: curves over epochs, and test images with predictions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+_RAW, _EMA, _LOSS, _WRONG = "#1f5fa8", "#d1661f", "#444444", "#c02626"
+
+
+def _figure(width: float, height: float):
+    """A figure that needs no display and no global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def plot_curves(metrics: Path, target: Path, title: str) -> None:
+    """Draw losses and accuracy over epochs from ``metrics.jsonl``."""
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    epochs = [record["epoch"] + 1 for record in records]
+    figure = _figure(9, 3.6)
+    loss, accuracy = figure.subplots(1, 2)
+
+    def line(axes, key: str, label: str, color: str, style: str = "-") -> None:
+        if key in records[-1]:
+            marker = "o" if len(records) == 1 else None
+            axes.plot(epochs, [r.get(key) for r in records], style, color=color, label=label, marker=marker)
+
+    line(loss, "train/loss", "training (augmented)", _LOSS, "--")
+    line(loss, "val/loss", "test", _RAW)
+    line(loss, "val_ema/loss", "test, EMA", _EMA)
+    line(accuracy, "val/top1", "top-1", _RAW)
+    line(accuracy, "val_ema/top1", "top-1, EMA", _EMA)
+    best = max((r[k], r["epoch"] + 1) for r in records for k in ("val/top1", "val_ema/top1") if k in r)
+    accuracy.axhline(best[0], color="#999999", linewidth=0.8, linestyle=":")
+    accuracy.annotate(
+        f"best {best[0]:.2f} % (epoch {best[1]})", (0.98, 0.04), xycoords="axes fraction", ha="right", color="#333333"
+    )
+    for axes, ylabel in ((loss, "loss"), (accuracy, "accuracy [%]")):
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(ylabel)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    loss.legend(frameon=False)
+    accuracy.legend(frameon=False, loc="center right")
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(target)
+
+
+def plot_predictions(
+    images: np.ndarray, labels: np.ndarray, predictions: np.ndarray, classes: tuple[str, ...], target: Path, title: str
+) -> None:
+    """Draw a sheet of images, each with its predicted class; wrong ones in red with the right class.
+
+    Args:
+        images: (n, H, W, C) or (n, H, W), uint8. labels, predictions: class indices (n,).
+    """
+    columns = 8
+    rows = -(-len(images) // columns)
+    figure = _figure(1.15 * columns, 1.35 * rows + 0.5)
+    for axes in (grid := figure.subplots(rows, columns, squeeze=False)).flat:
+        axes.axis("off")
+    for axes, image, label, prediction in zip(grid.flat, images, labels, predictions):
+        axes.imshow(image.squeeze(), cmap="gray" if image.squeeze().ndim == 2 else None, vmin=0, vmax=255)
+        wrong = label != prediction
+        text = _short(classes[prediction]) + (f" (is {_short(classes[label])})" if wrong else "")
+        axes.set_title(text, fontsize=8, color=_WRONG if wrong else "#222222", pad=2)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(target)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 12 else name[:11] + "…"

@@ -1,0 +1,90 @@
+"""What every tool does around its work: check the command line, say errors in one sentence, end the processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Callable
+
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from vit3.config import known_keys, nearest
+from vit3.engine.distributed import stop_processes
+from vit3.errors import UserError
+
+_FREE_KEYS = ("model.kwargs.",)  # below these, any key may be set
+
+
+def run_tool(main: Callable[[DictConfig], None], *, config_name: str, schema: type, configs: Path) -> None:
+    """Run ``main`` with the configuration that the command line composes.
+
+    Args:
+        main: gets the composed configuration. config_name: root file in ``configs``. schema: its dataclass.
+        configs: folder of the configurations.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+    try:
+        sys.argv[1:] = [_checked(argument, schema, configs) for argument in sys.argv[1:]]
+    except UserError as error:
+        _stop(error)
+    hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(_guarded(main))()
+
+
+def _guarded(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]:
+    def guarded(cfg: DictConfig) -> None:
+        try:
+            main(cfg)
+        except UserError as error:
+            _stop(error)
+        except KeyboardInterrupt:
+            _stop(UserError("stopped; the last finished epoch is kept, resume=RUN_FOLDER goes on from it"), code=130)
+        finally:
+            stop_processes()
+
+    return guarded
+
+
+def _stop(error: UserError, code: int = 2) -> None:
+    """Print the sentence, from the main process only, and leave."""
+    text = str(error)
+    if "Original Traceback" in text:  # torch wraps what a loader process raised
+        text = text.strip().splitlines()[-1].split("UserError: ")[-1]
+    if os.environ.get("RANK", "0") == "0":
+        print(f"error: {text}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _checked(argument: str, schema: type, configs: Path) -> str:
+    """One command-line argument, its key known to the schema; raises a UserError that names the nearest otherwise."""
+    if argument.startswith("-"):
+        return argument
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException as error:
+        raise UserError(f"'{argument}' is no key=value ({str(error).splitlines()[0]})") from error
+    key = override.key_or_group.lstrip("/")
+    groups = {path.name for path in configs.iterdir() if path.is_dir()}
+    if key.startswith("hydra") or override.is_delete():
+        return argument
+    if key.startswith(_FREE_KEYS):
+        return argument if argument.startswith("+") else f"++{argument}"
+    if key in groups and isinstance(override.value(), str):
+        options = {path.stem for path in (configs / key).glob("*.yaml")}
+        if override.value() not in options | {"null"}:
+            raise UserError(f"{argument}: {nearest(override.value(), options)}")
+    keys = set(known_keys(schema)) | (groups if "data" in known_keys(schema) else set())
+    if key not in keys:
+        raise UserError(f"{key} is no key of this program; {nearest(key, keys)}")
+    return argument
+
+
+def overrides() -> list[str]:
+    """The overrides of the running tool's command line."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(HydraConfig.get().overrides.task)

@@ -1,0 +1,260 @@
+"""The typed schema of a run: every key once, its type and the values allowed. Values stand in configs/."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from vit3.errors import UserError
+
+# OmegaConf reads these annotations at run time, hence typing's spelling.
+
+
+@dataclass
+class DataConfig:
+    name: str
+    root: Optional[str]
+    img_size: List[int]
+    in_chans: int
+    mean: List[float]
+    std: List[float]
+    interpolation: str
+    crop_pct: float
+    workers: int
+    on_bad_image: str
+
+
+@dataclass
+class AugmentConfig:
+    crop: str
+    scale: List[float]
+    ratio: List[float]
+    hflip: float
+    color_jitter: float
+    auto_augment: Optional[str]
+    erase_prob: float
+    erase_mode: str
+    mixup: float
+    cutmix: float
+    mix_prob: float
+    switch_prob: float
+    smoothing: float
+
+
+@dataclass
+class ModelConfig:
+    name: str
+    drop_path_rate: float
+    drop_rate: float
+    pretrained: bool
+    checkpoint: Optional[str]
+    grad_checkpointing: bool
+    kwargs: Dict[str, Any]
+
+
+@dataclass
+class MixerConfig:
+    name: str
+    backend: str
+
+
+@dataclass
+class InnerConfig:
+    lr: float
+    scale: float
+
+
+@dataclass
+class OptimConfig:
+    opt: str
+    lr: float
+    lr_batch: int
+    weight_decay: float
+    decay_inner: bool
+    betas: List[float]
+    eps: float
+    layer_decay: Optional[float]
+    clip_grad: Optional[float]
+    sched: str
+    warmup_epochs: float
+    warmup_lr: float
+    min_lr: float
+
+
+@dataclass
+class EngineConfig:
+    epochs: int
+    batch_size: int
+    seed: int
+    device: str
+    amp: Optional[str]
+    ema_decay: Optional[float]
+    ema_batch: int
+    ema_warmup: bool
+    channels_last: bool
+    compile: bool
+    steps_per_epoch: Optional[int]
+    threads: Optional[int]
+
+
+@dataclass
+class LoggerConfig:
+    wandb: Optional[str]
+    project: str
+    entity: Optional[str]
+
+
+@dataclass
+class TrainConfig:
+    data: DataConfig
+    augment: AugmentConfig
+    model: ModelConfig
+    mixer: MixerConfig
+    inner: InnerConfig
+    optim: OptimConfig
+    engine: EngineConfig
+    logger: LoggerConfig
+    output: str
+    name: Optional[str]
+    resume: Optional[str]
+
+
+@dataclass
+class EvalConfig:
+    checkpoint: str
+    weights: str
+    data_root: Optional[str]
+    batch_size: Optional[int]
+    workers: Optional[int]
+    device: str
+    predictions: Optional[str]
+
+
+_CHOICES = {
+    "data.on_bad_image": ("raise", "skip"),
+    "augment.crop": ("rrc", "rkrc", "rkrr"),
+    "augment.erase_mode": ("const", "rand", "pixel"),
+    "engine.amp": (None, "float16", "bfloat16"),
+    "engine.device": ("auto", "cpu", "cuda"),
+    "logger.wandb": (None, "offline", "online"),
+    "weights": ("auto", "raw", "ema"),
+    "device": ("auto", "cpu", "cuda"),
+}
+
+# key: (lowest, highest) allowed, both included; None = no bound
+_RANGES = {
+    "data.in_chans": (1, None),
+    "data.crop_pct": (0.01, 1),
+    "data.workers": (0, None),
+    "augment.hflip": (0, 1),
+    "augment.erase_prob": (0, 1),
+    "augment.mixup": (0, None),
+    "augment.cutmix": (0, None),
+    "augment.mix_prob": (0, 1),
+    "augment.switch_prob": (0, 1),
+    "augment.smoothing": (0, 0.999),
+    "model.drop_path_rate": (0, 0.999),
+    "model.drop_rate": (0, 0.999),
+    "optim.lr": (0, None),
+    "optim.lr_batch": (1, None),
+    "optim.weight_decay": (0, None),
+    "optim.clip_grad": (1e-12, None),
+    "optim.warmup_epochs": (0, None),
+    "engine.epochs": (1, None),
+    "engine.batch_size": (1, None),
+    "engine.ema_decay": (0, 1),
+    "engine.ema_batch": (1, None),
+    "engine.steps_per_epoch": (1, None),
+    "engine.threads": (1, None),
+    "batch_size": (1, None),
+    "workers": (0, None),
+}
+
+
+def typed(cfg: DictConfig, schema: type) -> Any:
+    """Turn a composed configuration into an instance of ``schema`` with every key known and every type right.
+
+    Raises:
+        UserError: unknown or missing key, wrong type, or a value outside of what is allowed.
+    """
+    plain = OmegaConf.to_container(cfg, resolve=False)
+    _check_keys(plain, schema, prefix="")
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        key = missing[0]
+        raise UserError(f"{key} has no value yet; set it on the command line: {key}=VALUE")
+    try:
+        structured = OmegaConf.merge(OmegaConf.structured(schema), cfg)
+        run = OmegaConf.to_object(structured)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{getattr(error, 'full_key', None) or 'config'}: {reason}") from error
+    _check_values(run)
+    return run
+
+
+def nearest(name: str, allowed) -> str:
+    """'; did you mean X?' for the closest of ``allowed``, or all of them where none is close."""
+    allowed = sorted(allowed)
+    near = difflib.get_close_matches(name, allowed, n=1)
+    return f"did you mean {near[0]}?" if near else f"allowed: {', '.join(allowed)}"
+
+
+def known_keys(schema: type, prefix: str = "") -> list[str]:
+    """All keys of a schema, dotted, groups included."""
+    keys = []
+    for field in dataclasses.fields(schema):
+        key = prefix + field.name
+        keys.append(key)
+        kind = _dataclass_of(field, schema)
+        if kind:
+            keys += known_keys(kind, key + ".")
+    return keys
+
+
+def _dataclass_of(field, schema):
+    kind = globals().get(field.type) if isinstance(field.type, str) else field.type
+    return kind if dataclasses.is_dataclass(kind) else None
+
+
+def _check_keys(plain: dict, schema: type, prefix: str) -> None:
+    fields = {field.name: field for field in dataclasses.fields(schema)}
+    for name, value in plain.items():
+        if name not in fields:
+            raise UserError(f"{prefix}{name} is no key of this program; {nearest(name, fields)}")
+        kind = _dataclass_of(fields[name], schema)
+        if kind and isinstance(value, dict):
+            _check_keys(value, kind, f"{prefix}{name}.")
+    for name in fields.keys() - plain.keys():
+        raise UserError(f"{prefix}{name} is missing from the configuration")
+
+
+def _check_values(run) -> None:
+    for key, allowed in _CHOICES.items():
+        value = _look_up(run, key)
+        if value is not _ABSENT and value not in allowed:
+            names = ", ".join("null" if choice is None else str(choice) for choice in allowed)
+            raise UserError(f"{key}={value} is not allowed; use one of: {names}")
+    for key, (low, high) in _RANGES.items():
+        value = _look_up(run, key)
+        if value is _ABSENT or value is None:
+            continue
+        if (low is not None and value < low) or (high is not None and value > high):
+            bounds = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+            raise UserError(f"{key}={value} is not allowed; it must be {bounds}")
+
+
+_ABSENT = object()
+
+
+def _look_up(run, key: str):
+    for name in key.split("."):
+        run = getattr(run, name, _ABSENT)
+        if run is _ABSENT:
+            return _ABSENT
+    return run

@@ -1,0 +1,6 @@
+"""Datasets, loaders and the checks before the first step."""
+
+from vit3.data.preflight import preflight
+from vit3.data.sets import Data, make_data, make_loader
+
+__all__ = ["Data", "make_data", "make_loader", "preflight"]

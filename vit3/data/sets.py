@@ -1,0 +1,127 @@
+"""From plain values to datasets and loaders (timm's), with the class names that belong to the labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from timm.data import create_dataset, create_loader
+from torch.utils.data import Dataset
+
+from vit3.data.digits import Digits
+from vit3.data.folder import FolderImages
+from vit3.errors import UserError
+
+DATA_NAMES = ("digits", "folder", "imagenet")
+
+
+@dataclass
+class Data:
+    """Both splits and what they share.
+
+    Attributes:
+        train, val: datasets whose ``transform`` the loader sets. classes: names in label order.
+    """
+
+    train: Dataset
+    val: Dataset
+    classes: tuple[str, ...]
+
+    @property
+    def bad_images(self) -> int:
+        """Files skipped so far because they could not be decoded."""
+        counters = (getattr(split, "bad_images", None) for split in (self.train, self.val))
+        return sum(counter.value for counter in counters if counter is not None)
+
+
+def make_data(name: str, root: str | None, in_chans: int, on_bad_image: str) -> Data:
+    """Open both splits of a data set.
+
+    Args:
+        name: ``digits``, ``folder`` or ``imagenet``.
+        root: folder that holds ``train`` and ``val`` (not for digits).
+        in_chans: channels of the images.
+        on_bad_image: ``raise`` or ``skip``.
+
+    Raises:
+        UserError: unknown name, missing folder, no image, class folders that are empty or differ between splits.
+    """
+    if name == "digits":
+        if in_chans != 1:
+            raise UserError(f"data.in_chans={in_chans}: the digits have 1 channel")
+        return Data(Digits("train"), Digits("val"), Digits.classes)
+    if name not in DATA_NAMES:
+        raise UserError(f"data.name={name} is unknown; use one of: {', '.join(DATA_NAMES)}")
+    if not root:
+        raise UserError(f"data.root is not set; data={name} needs data.root=FOLDER with train/ and val/ in it")
+    train, val = (_open_split(Path(root), split, in_chans, on_bad_image) for split in ("train", "val"))
+    only_train = sorted(set(train.classes) - set(val.classes))
+    only_val = sorted(set(val.classes) - set(train.classes))
+    if only_train or only_val:
+        raise UserError(
+            f"data.root={root}: the class folders of train and val differ "
+            f"(only in train: {_some(only_train)}; only in val: {_some(only_val)}); make them the same"
+        )
+    if name == "imagenet" and len(train.classes) != 1000:
+        raise UserError(
+            f"data.root={root} holds {len(train.classes)} classes, ImageNet-1K has 1000; use data=folder for other sets"
+        )
+    return Data(train, val, train.classes)
+
+
+def make_loader(
+    dataset: Dataset, *, training: bool, batch_size: int, img_size, in_chans: int, mean, std, interpolation: str,
+    crop_pct: float, workers: int, device: torch.device, distributed: bool, augment: dict | None = None,
+):  # fmt: skip
+    """timm's loader: uint8 batches are moved to ``device`` and normalised there.
+
+    Training drops the last partial batch and shuffles; evaluation keeps order and every image.
+
+    Args:
+        batch_size: images per process. img_size: (height, width). augment: timm's training-transform arguments.
+    """
+    return create_loader(
+        dataset,
+        input_size=(in_chans, *img_size),
+        batch_size=batch_size,
+        is_training=training,
+        mean=tuple(mean),
+        std=tuple(std),
+        interpolation=interpolation,
+        crop_pct=crop_pct,
+        num_workers=workers,
+        distributed=distributed,
+        device=device,
+        pin_memory=device.type == "cuda",
+        persistent_workers=False,  # fresh workers draw fresh, reproducible seeds every epoch
+        **(augment or {}),
+    )
+
+
+def _open_split(root: Path, split: str, in_chans: int, on_bad_image: str) -> FolderImages:
+    if not root.is_dir():
+        raise UserError(f"data.root={root} is no folder; set data.root to the folder that holds train/ and val/")
+    names = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}[split]
+    folder = next((root / name for name in names if (root / name).is_dir()), None)
+    if folder is None:
+        raise UserError(f"data.root={root} has no folder {split}/; expected {split}/CLASS/image below it")
+    try:
+        reader = create_dataset("", root=str(folder), split=split, search_split=False).reader
+    except RuntimeError as error:  # timm: no images
+        raise UserError(f"{folder} holds no image; expected {split}/CLASS/image below data.root") from error
+    samples = [Path(path).relative_to(folder) for path, _ in reader.samples]
+    if any(len(path.parts) < 2 for path in samples):
+        raise UserError(
+            f"{folder} has images outside of class folders ({_some([p.name for p in samples if len(p.parts) < 2])}); "
+            f"expected {split}/CLASS/image"
+        )
+    empty = sorted({entry.name for entry in folder.iterdir() if entry.is_dir()} - {path.parts[0] for path in samples})
+    if empty:
+        raise UserError(f"{folder}: class folders without an image: {_some(empty)}; fill or remove them")
+    return FolderImages(reader, in_chans, on_bad_image)
+
+
+def _some(names: list[str]) -> str:
+    """The first few of ``names``, for a sentence."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "none"

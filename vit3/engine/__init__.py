@@ -1,0 +1,1 @@
+"""One training loop for any task, evaluation, checkpoints, run folders, logging and processes."""

@@ -1,0 +1,38 @@
+"""Predictions for a sample of images, for looking at them."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import nn
+
+from vit3.engine.distributed import Processes
+from vit3.engine.precision import autocast
+
+
+@torch.inference_mode()
+def predict_sample(model: nn.Module, loader, processes: Processes, *, count: int, mean, std, amp: str | None = None):
+    """Images as shown, labels and predictions: up to ``count`` images, the wrong ones of the loader first.
+
+    Args:
+        model: images to logits. mean, std: per channel, to undo the normalisation.
+
+    Returns:
+        images (n, H, W, C) uint8, labels (n,), predictions (n,).
+    """
+    model.eval()
+    shift, scale = (torch.tensor(v, device=processes.device).view(-1, 1, 1) for v in (mean, std))
+    kept: dict[bool, list] = {True: [], False: []}  # by whether the prediction is wrong
+    for images, target in islice(loader, 200):
+        with autocast(processes.device, amp):
+            predicted = model(images).argmax(dim=-1)
+        pixels = ((images.float() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
+        for image, label, prediction in zip(pixels.permute(0, 2, 3, 1).cpu().numpy(), target.tolist(), predicted.tolist()):
+            group = kept[label != prediction]
+            if len(group) < count:
+                group.append((image, label, prediction))
+    wrong = kept[True][: count // 2]
+    images, labels, predictions = zip(*(wrong + kept[False][: count - len(wrong)]))
+    return np.stack(images), np.array(labels), np.array(predictions)

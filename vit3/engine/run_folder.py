@@ -1,0 +1,110 @@
+"""The run folder: everything a run leaves behind, and enough to repeat it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vit3.errors import UserError
+
+
+class RunFolder:
+    """Files of one run: ``config.yaml``, ``environment.json``, ``metrics.jsonl``, ``summary.json``, checkpoints, plots."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    @classmethod
+    def create(cls, output: str, name: str | None, default_name: str) -> RunFolder:
+        """Make a new folder below ``output``.
+
+        Args:
+            output: parent folder. name: its name; None takes ``default_name`` with the time.
+
+        Raises:
+            UserError: not writable, or ``name`` holds a run already.
+        """
+        path = Path(output) / (name or f"{default_name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        try:
+            if name is None:
+                path = _free(path)
+            elif (path / "config.yaml").exists():
+                raise UserError(f"name={name}: {path} holds a run already; add resume={path}, or choose another name")
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".write-test"
+            probe.write_text("ok")
+            probe.unlink()
+        except OSError as error:
+            raise UserError(f"output={output} is not writable ({error}); choose another output=FOLDER") from error
+        return cls(path)
+
+    def write_start(self, config_yaml: str, overrides: list[str]) -> None:
+        """Save the configuration as composed, and where and how it was started."""
+        (self / "config.yaml").write_text(config_yaml)
+        self.write_json("environment.json", {**environment(), "overrides": overrides})
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write ``value`` as JSON; the file is at any moment either the old or the whole new one."""
+        part = self / (name + ".part")
+        part.write_text(json.dumps(value, indent=2) + "\n")
+        os.replace(part, self / name)
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """Add one line to ``metrics.jsonl``."""
+        with open(self / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def keep_metrics_before(self, epoch: int) -> None:
+        """Drop lines of ``epoch`` and later, which a resumed run will write again."""
+        path = self / "metrics.jsonl"
+        if path.exists():
+            lines = [line for line in path.read_text().splitlines() if json.loads(line)["epoch"] < epoch]
+            path.write_text("".join(line + "\n" for line in lines))
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and git commit, as far as they can be known."""
+    import timm
+
+    from vit3 import __version__
+
+    commit = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ) if _has_git() else None
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "command": sys.argv,
+        "vit3": __version__,
+        "commit": commit.stdout.strip() if commit is not None and commit.returncode == 0 else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "gpu": gpu,
+        "cpus": os.cpu_count(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _has_git() -> bool:
+    from shutil import which
+
+    return which("git") is not None
+
+
+def _free(path: Path) -> Path:
+    """``path``, or path-2, path-3, … if another run took it in the same second."""
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate

@@ -1,0 +1,215 @@
+"""The training loop, the same for every task: steps, evaluation, checkpoints, numbers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Callable
+
+import torch
+from timm.task import TrainingTask
+from timm.utils import distribute_bn, unwrap_model
+
+from vit3.engine.checkpoint import save_checkpoint
+from vit3.engine.distributed import Processes, seed_everything
+from vit3.engine.evaluate import evaluate
+from vit3.engine.precision import autocast
+from vit3.engine.progress import progress
+from vit3.engine.run_folder import RunFolder
+from vit3.engine.trackers import WandbTracker
+from vit3.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Trainer:
+    """Everything a run needs; :meth:`fit` runs it.
+
+    Attributes:
+        task: timm training task (model, loss, EMA). optimizer, schedule: timm's; the schedule is stepped per update.
+        train_loader, val_loader: batches (images, targets) on the device.
+        mix: mixup or cutmix of a batch, or None.
+        epochs: of the whole run. steps_per_epoch: updates of an epoch.
+        amp: None, ``float16`` (with loss scaling) or ``bfloat16``. clip_grad: global norm, or None.
+        metadata: what every checkpoint carries along (configuration, class names).
+        facts: what ``summary.json`` carries along (derived numbers, sizes).
+        bad_images: number of images skipped so far.
+        after_epoch: called in the main process after each epoch's files are written.
+    """
+
+    task: TrainingTask
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    train_loader: Any
+    val_loader: Any
+    processes: Processes
+    run: RunFolder
+    epochs: int
+    steps_per_epoch: int
+    seed: int
+    amp: str | None = None
+    clip_grad: float | None = None
+    channels_last: bool = False
+    ema_warmup: bool = False
+    mix: Callable | None = None
+    tracker: WandbTracker | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    bad_images: Callable[[], int] = lambda: 0
+    after_epoch: Callable[[], None] = lambda: None
+
+    def __post_init__(self):
+        self.scaler = torch.amp.GradScaler(self.processes.device.type, enabled=self.amp == "float16")
+        self.start_epoch = self.updates = 0
+        self.best: dict[str, Any] | None = None  # epoch, weights (raw or ema), top1
+        self.seconds = 0.0
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the last epoch; returns what ``summary.json`` holds."""
+        summary = self._summary(None)
+        for epoch in range(self.start_epoch, self.epochs):
+            started = time.perf_counter()
+            record = {"epoch": epoch, "updates": (epoch + 1) * self.steps_per_epoch}
+            record |= self._train_epoch(epoch)
+            record |= self._evaluate_all()
+            improved = self._note_best(record)
+            self.seconds += time.perf_counter() - started
+            record["seconds"] = round(self.seconds, 2)
+            if bad := self.bad_images():
+                record["bad_images"] = bad
+            summary = self._summary(record)
+            self.processes.on_main(lambda: self._write(epoch, record, summary, improved))  # noqa: B023
+        if self.tracker:
+            self.tracker.finish()
+        return summary
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Continue after the epoch that ``state`` (a checkpoint) was saved at."""
+        self.task.load_checkpoint_state(state["state_dict"])
+        if self.task.has_ema():
+            self.task.load_checkpoint_state(state.get("state_dict_ema") or state["state_dict"], ema=True)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.start_epoch, self.best, self.seconds = state["epoch"] + 1, state["best"], state["seconds"]
+        if self.processes.main:
+            self.run.keep_metrics_before(self.start_epoch)
+        self.updates = self.start_epoch * self.steps_per_epoch
+        self.schedule.step_update(self.updates - 1)
+
+    def _train_epoch(self, epoch: int) -> dict[str, float]:
+        seed_everything(self.seed, self.processes.rank, epoch)
+        if hasattr(getattr(self.train_loader, "sampler", None), "set_epoch"):
+            self.train_loader.sampler.set_epoch(epoch)
+        self.task.train()
+        lr = self.optimizer.param_groups[0]["lr"]
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.processes.device)
+        images_seen, started = 0, time.perf_counter()
+        title = f"epoch {epoch + 1}/{self.epochs}"
+        with progress(title, self.steps_per_epoch, self.processes.main) as advance:
+            for step, (images, target) in enumerate(islice(self.train_loader, self.steps_per_epoch)):
+                loss = self._step(images, target)
+                loss_sum += loss
+                self.schedule.step_update(epoch * self.steps_per_epoch + step)
+                images_seen += len(images) * self.processes.world_size
+                advance(len(images) * self.processes.world_size)
+        loss = self._mean(loss_sum / self.steps_per_epoch)
+        if not math.isfinite(loss):
+            raise UserError(
+                f"the training loss became {loss} in epoch {epoch}; {self.run / 'last.pt'} holds the epoch before it: "
+                "lower optim.lr, or use engine.amp=bfloat16 or null"
+            )
+        rate = images_seen / (time.perf_counter() - started)
+        return {"lr": lr, "train/loss": loss, "images_per_s": round(rate, 1)}
+
+    def _step(self, images: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """One optimiser update; returns the detached loss."""
+        if self.mix is not None:
+            images, target = self.mix(images, target)
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        with autocast(self.processes.device, self.amp):
+            loss = self.task(images, target)["loss"]
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        if self.clip_grad is not None:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.task.get_clip_parameters(), self.clip_grad)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.updates += 1
+        self.task.update_ema(step=self.updates if self.ema_warmup else None)
+        return loss.detach().double()
+
+    def _mean(self, value: torch.Tensor) -> float:
+        """Mean of a number over all processes."""
+        if self.processes.distributed:
+            torch.distributed.all_reduce(value)
+            value = value / self.processes.world_size
+        return value.item()
+
+    def _evaluate_all(self) -> dict[str, float]:
+        """Scores of the raw and, where there is one, the averaged model, as ``val/…`` and ``val_ema/…``."""
+        if self.processes.distributed:
+            distribute_bn(unwrap_model(self.task.get_trainable_module()), self.processes.world_size, reduce=True)
+        record = {}
+        for prefix, ema in (("val", False), ("val_ema", True)):
+            if ema and not self.task.has_ema():
+                continue
+            model = self.task.get_eval_model(ema=ema)
+            scores = evaluate(model, self.val_loader, self.processes, amp=self.amp, channels_last=self.channels_last)
+            record |= {f"{prefix}/{name}": value for name, value in scores.items()}
+        return record
+
+    def _note_best(self, record: dict[str, Any]) -> bool:
+        """Remember the best top-1 so far, of raw or averaged weights; ties go to the earlier epoch."""
+        improved = False
+        for weights, key in (("raw", "val/top1"), ("ema", "val_ema/top1")):
+            if key in record and (self.best is None or record[key] > self.best["top1"]):
+                self.best = {"epoch": record["epoch"], "weights": weights, "top1": record[key]}
+                improved = True
+        return improved
+
+    def _summary(self, record: dict[str, Any] | None) -> dict[str, Any]:
+        return {"best": self.best, "last": record, "epochs": self.epochs, "seconds": round(self.seconds, 2), **self.facts}
+
+    def _write(self, epoch: int, record: dict[str, Any], summary: dict[str, Any], improved: bool) -> None:
+        """Write checkpoints, then numbers, so that no number stands for weights that were not kept."""
+        state = {
+            "epoch": epoch,
+            "best": self.best,
+            "seconds": self.seconds,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            **self.task.get_checkpoint_state(),
+            **(self.task.get_checkpoint_state(ema=True) if self.task.has_ema() else {}),
+            **self.metadata,
+        }
+        if improved:
+            save_checkpoint(state, self.run / "best.pt")
+        save_checkpoint(state, self.run / "last.pt")
+        self.run.append_metrics(record)
+        self.run.write_json("summary.json", summary)
+        if self.tracker:
+            self.tracker.log(record["updates"], record)
+        logger.info(_line(record, self.epochs, self.best))
+        self.after_epoch()
+
+
+def _line(record: dict[str, Any], epochs: int, best: dict[str, Any]) -> str:
+    """One line of the log for one epoch."""
+    ema = f"  ema {record['val_ema/top1']:6.2f} %" if "val_ema/top1" in record else ""
+    left = record["seconds"] / (record["epoch"] + 1) * (epochs - record["epoch"] - 1)
+    return (
+        f"epoch {record['epoch'] + 1:3d}/{epochs}  loss {record['train/loss']:.4f}  top-1 {record['val/top1']:6.2f} %{ema}"
+        f"  best {best['top1']:.2f} %  {record['images_per_s']:,.0f} images/s  {_duration(left)} left"
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
