@@ -46,21 +46,22 @@ def train(cfg: DictConfig) -> None:
         img_size=run_cfg.data.img_size,
     )
     derived = derive(run_cfg, data, processes)
-    run = processes.on_main(lambda: open_run(run_cfg, composed))
-    trainer = build_trainer(run_cfg, data, model, derived, run, processes)
-    if state is not None:
-        trainer.resume(state)
     facts = dataclasses.asdict(derived) | {
         "parameters": sum(p.numel() for p in model.parameters()),
         "multiply_adds": count_macs(model, run_cfg.data.img_size),
         "train_images": len(data.train),
         "val_images": len(data.val),
     }
+    trainer = build_trainer(run_cfg, data, model, derived, facts, processes)
+    if state is not None:
+        trainer.resume(state)
+    run = processes.on_main(lambda: open_run(run_cfg, composed))
     announce(run_cfg, run, facts, processes)
-    trainer.tracker = build_tracker(run_cfg, run, processes)
-    trainer.facts = facts
-    trainer.after_epoch = lambda: plot_curves(run / "metrics.jsonl", run / "curves.png", run.path.name)
-    summary = trainer.fit()
+    summary = trainer.fit(
+        run,
+        build_tracker(run_cfg, run, processes),
+        after_epoch=lambda: plot_curves(run / "metrics.jsonl", run / "curves.png", run.path.name),
+    )
     if processes.main:
         finish(run_cfg, run, trainer, data, summary, processes)
 
@@ -105,7 +106,7 @@ def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: di
         amp=cfg.engine.amp,
     )
     plot_predictions(
-        images, labels, predictions, data.classes, run / "predictions.png", f"{run.path.name}: test images, errors first"
+        images, labels, predictions, data.classes, run / "predictions.png", f"{run.path.name}: last epoch, errors first"
     )
     best = summary["best"]
     logger.info(

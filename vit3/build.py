@@ -184,7 +184,11 @@ def build_optimizer(cfg: TrainConfig, model: nn.Module, derived: Derived) -> tor
 
 
 def build_schedule(cfg: TrainConfig, optimizer: torch.optim.Optimizer, derived: Derived):
-    """timm's schedule per update; the warm-up lies inside the epochs."""
+    """timm's schedule per update; the warm-up lies inside the epochs.
+
+    Raises:
+        UserError: no epoch is left after the warm-up, or the schedule is unknown.
+    """
     if cfg.optim.warmup_epochs >= cfg.engine.epochs:
         raise UserError(
             f"optim.warmup_epochs={cfg.optim.warmup_epochs:g} must be less than engine.epochs={cfg.engine.epochs}"
@@ -203,7 +207,7 @@ def build_schedule(cfg: TrainConfig, optimizer: torch.optim.Optimizer, derived: 
 
 
 def build_trainer(
-    cfg: TrainConfig, data: Data, model: nn.Module, derived: Derived, run: RunFolder, processes: Processes
+    cfg: TrainConfig, data: Data, model: nn.Module, derived: Derived, facts: dict[str, Any], processes: Processes
 ) -> Trainer:
     """Everything that :class:`vit3.engine.train.Trainer` needs."""
     optimizer = build_optimizer(cfg, model, derived)
@@ -225,7 +229,6 @@ def build_trainer(
         train_loader=build_loader(cfg, data, processes, training=True, batch_size=derived.batch_per_process),
         val_loader=build_loader(cfg, data, processes, training=False, batch_size=derived.batch_per_process),
         processes=processes,
-        run=run,
         epochs=cfg.engine.epochs,
         steps_per_epoch=derived.updates_per_epoch,
         seed=cfg.engine.seed,
@@ -235,6 +238,7 @@ def build_trainer(
         ema_warmup=cfg.engine.ema_warmup,
         mix=mix,
         metadata={"config": dataclasses.asdict(cfg), "classes": list(data.classes)},
+        facts=facts,
         bad_images=lambda: data.bad_images,
     )
 

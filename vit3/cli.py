@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Callable
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig
@@ -19,6 +20,9 @@ from vit3.errors import UserError
 
 _FREE_KEYS = ("model.kwargs.",)  # below these, any key may be set
 
+# Our run folder holds everything, and our logging says it: Hydra writes no second folder and no log.
+_QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra.job.chdir=false", "hydra/job_logging=none")
+
 
 def run_tool(main: Callable[[DictConfig], None], *, config_name: str, schema: type, configs: Path) -> None:
     """Run ``main`` with the configuration that the command line composes.
@@ -27,9 +31,8 @@ def run_tool(main: Callable[[DictConfig], None], *, config_name: str, schema: ty
         main: gets the composed configuration. config_name: root file in ``configs``. schema: its dataclass.
         configs: folder of the configurations.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
     try:
-        sys.argv[1:] = [_checked(argument, schema, configs) for argument in sys.argv[1:]]
+        sys.argv[1:] = [*(_checked(argument, schema, configs) for argument in sys.argv[1:]), *_QUIET]
     except UserError as error:
         _stop(error)
     hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(_guarded(main))()
@@ -37,6 +40,7 @@ def run_tool(main: Callable[[DictConfig], None], *, config_name: str, schema: ty
 
 def _guarded(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]:
     def guarded(cfg: DictConfig) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
         try:
             main(cfg)
         except UserError as error:
@@ -73,7 +77,7 @@ def _checked(argument: str, schema: type, configs: Path) -> str:
         return argument
     if key.startswith(_FREE_KEYS):
         return argument if argument.startswith("+") else f"++{argument}"
-    if key in groups and isinstance(override.value(), str):
+    if key in groups and not override.is_sweep_override() and isinstance(override.value(), str):
         options = {path.stem for path in (configs / key).glob("*.yaml")}
         if override.value() not in options | {"null"}:
             raise UserError(f"{argument}: {nearest(override.value(), options)}")
@@ -84,7 +88,5 @@ def _checked(argument: str, schema: type, configs: Path) -> str:
 
 
 def overrides() -> list[str]:
-    """The overrides of the running tool's command line."""
-    from hydra.core.hydra_config import HydraConfig
-
-    return list(HydraConfig.get().overrides.task)
+    """The overrides of the running tool's command line; none where Hydra did not start it."""
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []

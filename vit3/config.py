@@ -199,10 +199,15 @@ def typed(cfg: DictConfig, schema: type) -> Any:
 
 
 def nearest(name: str, allowed) -> str:
-    """'; did you mean X?' for the closest of ``allowed``, or all of them where none is close."""
-    allowed = sorted(allowed)
-    near = difflib.get_close_matches(name, allowed, n=1)
-    return f"did you mean {near[0]}?" if near else f"allowed: {', '.join(allowed)}"
+    """``did you mean X?`` for the closest of ``allowed``, or those on the level of ``name`` where none is close."""
+    group, _, leaf = name.rpartition(".")
+    elsewhere = sorted(other for other in allowed if group and other.rpartition(".")[2] == leaf)
+    near = elsewhere or difflib.get_close_matches(name, allowed, n=1)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    level = sorted(other for other in allowed if other.rpartition(".")[0] == group)
+    level = level or sorted(other for other in allowed if "." not in other)
+    return f"allowed: {', '.join(level[:20])}{', …' if level[20:] else ''}"
 
 
 def known_keys(schema: type, prefix: str = "") -> list[str]:

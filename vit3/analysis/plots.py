@@ -37,11 +37,12 @@ def plot_curves(metrics: Path, target: Path, title: str) -> None:
     line(loss, "val_ema/loss", "test, EMA", _EMA)
     line(accuracy, "val/top1", "top-1", _RAW)
     line(accuracy, "val_ema/top1", "top-1, EMA", _EMA)
-    best = max((r[k], r["epoch"] + 1) for r in records for k in ("val/top1", "val_ema/top1") if k in r)
-    accuracy.axhline(best[0], color="#999999", linewidth=0.8, linestyle=":")
-    accuracy.annotate(
-        f"best {best[0]:.2f} % (epoch {best[1]})", (0.98, 0.04), xycoords="axes fraction", ha="right", color="#333333"
-    )
+    scores = [(r[k], -r["epoch"] - 1) for r in records for k in ("val/top1", "val_ema/top1") if k in r]
+    best, epoch = max(scores)  # the first of equal ones
+    last = max(records[-1].get(k, 0.0) for k in ("val/top1", "val_ema/top1"))
+    accuracy.axhline(best, color="#999999", linewidth=0.8, linestyle=":")
+    note = f"last {last:.2f} %, best {best:.2f} % (epoch {-epoch})"
+    accuracy.annotate(note, (0.98, 0.04), xycoords="axes fraction", ha="right", color="#333333")
     for axes, ylabel in ((loss, "loss"), (accuracy, "accuracy [%]")):
         axes.set_xlabel("epoch")
         axes.set_ylabel(ylabel)

@@ -48,11 +48,11 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such checkpoint")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise UserError(f"{path} is damaged or no checkpoint of this program ({str(error).splitlines()[0]})") from error
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
+        state = None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(
-            f"{path} is no checkpoint of this program; convert the authors' files with tools/convert.py and pass "
-            "other weights as model.checkpoint=FILE"
+            f"{path} is damaged or no checkpoint of this program; convert the authors' files with tools/convert.py "
+            "and pass other weights as model.checkpoint=FILE"
         )
     return state

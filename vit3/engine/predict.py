@@ -14,7 +14,7 @@ from vit3.engine.precision import autocast
 
 @torch.inference_mode()
 def predict_sample(model: nn.Module, loader, processes: Processes, *, count: int, mean, std, amp: str | None = None):
-    """Images as shown, labels and predictions: up to ``count`` images, the wrong ones of the loader first.
+    """Images as shown, labels and predictions of up to ``count`` images; wrong ones first, at most half of them.
 
     Args:
         model: images to logits. mean, std: per channel, to undo the normalisation.

@@ -52,7 +52,7 @@ class RunFolder:
     def write_start(self, config_yaml: str, overrides: list[str]) -> None:
         """Save the configuration as composed, and where and how it was started."""
         (self / "config.yaml").write_text(config_yaml)
-        self.write_json("environment.json", {**environment(), "overrides": overrides})
+        self.write_json("environment.json", {"command": [sys.argv[0], *overrides], **environment()})
 
     def write_json(self, name: str, value: Any) -> None:
         """Write ``value`` as JSON; the file is at any moment either the old or the whole new one."""
@@ -79,14 +79,10 @@ def environment() -> dict[str, Any]:
 
     from vit3 import __version__
 
-    commit = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ) if _has_git() else None
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "command": sys.argv,
         "vit3": __version__,
-        "commit": commit.stdout.strip() if commit is not None and commit.returncode == 0 else None,
+        "commit": _git_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "timm": timm.__version__,
@@ -96,10 +92,15 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _has_git() -> bool:
-    from shutil import which
-
-    return which("git") is not None
+def _git_commit() -> str | None:
+    """Commit of the checkout that runs, with ``+changes`` where tracked files differ from it."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+changes" if changed else "")
 
 
 def _free(path: Path) -> Path:

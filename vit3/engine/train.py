@@ -38,7 +38,6 @@ class Trainer:
         metadata: what every checkpoint carries along (configuration, class names).
         facts: what ``summary.json`` carries along (derived numbers, sizes).
         bad_images: number of images skipped so far.
-        after_epoch: called in the main process after each epoch's files are written.
     """
 
     task: TrainingTask
@@ -47,7 +46,6 @@ class Trainer:
     train_loader: Any
     val_loader: Any
     processes: Processes
-    run: RunFolder
     epochs: int
     steps_per_epoch: int
     seed: int
@@ -56,11 +54,9 @@ class Trainer:
     channels_last: bool = False
     ema_warmup: bool = False
     mix: Callable | None = None
-    tracker: WandbTracker | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     bad_images: Callable[[], int] = lambda: 0
-    after_epoch: Callable[[], None] = lambda: None
 
     def __post_init__(self):
         self.scaler = torch.amp.GradScaler(self.processes.device.type, enabled=self.amp == "float16")
@@ -68,8 +64,25 @@ class Trainer:
         self.best: dict[str, Any] | None = None  # epoch, weights (raw or ema), top1
         self.seconds = 0.0
 
-    def fit(self) -> dict[str, Any]:
-        """Train to the last epoch; returns what ``summary.json`` holds."""
+    def fit(
+        self,
+        run: RunFolder,
+        tracker: WandbTracker | None = None,
+        after_epoch: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        """Train to the last epoch and leave everything in ``run``.
+
+        Args:
+            run: folder of checkpoints and numbers. tracker: gets the numbers too.
+            after_epoch: called in the main process after each epoch's files are written.
+
+        Returns:
+            What ``summary.json`` holds.
+
+        Raises:
+            UserError: a file cannot be written, or the loss is not finite.
+        """
+        self.processes.on_main(lambda: run.keep_metrics_before(self.start_epoch))
         summary = self._summary(None)
         for epoch in range(self.start_epoch, self.epochs):
             started = time.perf_counter()
@@ -82,9 +95,14 @@ class Trainer:
             if bad := self.bad_images():
                 record["bad_images"] = bad
             summary = self._summary(record)
-            self.processes.on_main(lambda: self._write(epoch, record, summary, improved))  # noqa: B023
-        if self.tracker:
-            self.tracker.finish()
+            self.processes.on_main(lambda: self._write(run, record, summary, improved))  # noqa: B023
+            if tracker:
+                tracker.log(record["updates"], record)
+            if self.processes.main:
+                logger.info(_line(record, self.epochs, self.best))
+                after_epoch()
+        if tracker:
+            tracker.finish()
         return summary
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -95,8 +113,6 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.start_epoch, self.best, self.seconds = state["epoch"] + 1, state["best"], state["seconds"]
-        if self.processes.main:
-            self.run.keep_metrics_before(self.start_epoch)
         self.updates = self.start_epoch * self.steps_per_epoch
         self.schedule.step_update(self.updates - 1)
 
@@ -119,7 +135,7 @@ class Trainer:
         loss = self._mean(loss_sum / self.steps_per_epoch)
         if not math.isfinite(loss):
             raise UserError(
-                f"the training loss became {loss} in epoch {epoch}; {self.run / 'last.pt'} holds the epoch before it: "
+                f"the training loss became {loss} in epoch {epoch}; last.pt in the run folder holds the epoch before it: "
                 "lower optim.lr, or use engine.amp=bfloat16 or null"
             )
         rate = images_seen / (time.perf_counter() - started)
@@ -176,10 +192,10 @@ class Trainer:
     def _summary(self, record: dict[str, Any] | None) -> dict[str, Any]:
         return {"best": self.best, "last": record, "epochs": self.epochs, "seconds": round(self.seconds, 2), **self.facts}
 
-    def _write(self, epoch: int, record: dict[str, Any], summary: dict[str, Any], improved: bool) -> None:
+    def _write(self, run: RunFolder, record: dict[str, Any], summary: dict[str, Any], improved: bool) -> None:
         """Write checkpoints, then numbers, so that no number stands for weights that were not kept."""
         state = {
-            "epoch": epoch,
+            "epoch": record["epoch"],
             "best": self.best,
             "seconds": self.seconds,
             "optimizer": self.optimizer.state_dict(),
@@ -189,14 +205,10 @@ class Trainer:
             **self.metadata,
         }
         if improved:
-            save_checkpoint(state, self.run / "best.pt")
-        save_checkpoint(state, self.run / "last.pt")
-        self.run.append_metrics(record)
-        self.run.write_json("summary.json", summary)
-        if self.tracker:
-            self.tracker.log(record["updates"], record)
-        logger.info(_line(record, self.epochs, self.best))
-        self.after_epoch()
+            save_checkpoint(state, run / "best.pt")
+        save_checkpoint(state, run / "last.pt")
+        run.append_metrics(record)
+        run.write_json("summary.json", summary)
 
 
 def _line(record: dict[str, Any], epochs: int, best: dict[str, Any]) -> str:

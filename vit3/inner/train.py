@@ -22,14 +22,20 @@ def inner_train(
 
     Args:
         model: what to train, see :mod:`vit3.inner.models`.
-        weights: learned start, shared by the samples: each either (1, ...) or without a batch dimension.
+        weights: learned start, shared by the samples, each (1, ...).
         k: inputs of the inner model, batch first.
         v: targets, shape of k.
         spec: loss scale and learning rate.
 
     Returns:
         Fast weights, each (B, ...).
+
+    Raises:
+        ValueError: a weight without the leading dimension of size 1.
     """
+    for w in weights:
+        if w.shape[:1] != (1,):
+            raise ValueError(f"weights must be the learned start, each (1, ...); got {tuple(w.shape)}")
     record = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     with torch.inference_mode(False), torch.enable_grad():
         k, v, *weights = (_recordable(x, record) for x in (k, v, *weights))
@@ -51,7 +57,6 @@ def _recordable(x: Tensor, record: bool) -> Tensor:
 
 
 def _per_sample(weight: Tensor, batch: int) -> Tensor:
-    """``weight`` expanded to (B, ...) as a node that autograd can differentiate by."""
-    weight = weight if weight.shape[0] == 1 else weight.unsqueeze(0)
-    expanded = weight.expand(batch, *weight.shape[1:])
-    return expanded if expanded.requires_grad else expanded.clone().requires_grad_()
+    """``weight`` (1, ...) copied to (B, ...) as a node that autograd can differentiate by."""
+    copies = weight.expand(batch, *weight.shape[1:]).clone()
+    return copies if copies.requires_grad else copies.requires_grad_()

@@ -21,7 +21,9 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
 
     Source: the authors' detection and segmentation backbones (stem: 4, each downsampling: 2).
     """
-    right, bottom = -x.shape[-1] % multiple, -x.shape[-2] % multiple
+    # written so that the padded side is multiple * ceil(side / multiple): a side that stands in one place only
+    # keeps symbolic shapes short (with side % multiple they double at every stage, and compiling takes minutes)
+    bottom, right = ((side + multiple - 1) // multiple * multiple - side for side in x.shape[-2:])
     if right or bottom:
         x = F.pad(x, (0, right, 0, bottom))
     return x

@@ -15,7 +15,7 @@ from vit3.inner import DWCONV, GLU, InnerSpec, inner_report
 from vit3.layers.grid import to_map, to_tokens
 from vit3.layers.rope import RoPE2d
 from vit3.mixers.check import check_tokens, head_dim
-from vit3.ops import dwconv_ttt, glu_ttt
+from vit3.ops import check_backend, dwconv_ttt, glu_ttt
 from vit3.ops.dwconv_ttt import reference as dwconv_step
 from vit3.ops.glu_ttt import reference as glu_step
 from vit3.ops.precision import widened, without_autocast
@@ -35,7 +35,7 @@ class TTT(nn.Module):
         backend: implementation of both inner steps: ``auto``, ``reference``, ``fused`` or ``triton``.
 
     Raises:
-        ValueError: dim is not a multiple of num_heads.
+        ValueError: dim is not a multiple of num_heads, or the backend is not available.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class TTT(nn.Module):
     ):
         super().__init__()
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim(dim, num_heads)
+        check_backend(backend)
         self.inner, self.backend = inner, backend
         d = self.head_dim
         self.qkv = nn.Linear(dim, 3 * dim + 3 * d, bias=qkv_bias)

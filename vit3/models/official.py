@@ -11,14 +11,13 @@ import re
 from pathlib import Path
 from typing import Mapping
 
-import safetensors.torch
 import timm
 import torch
 from torch import Tensor, nn
 
 from vit3.layers.rope import RoPE2d
 from vit3.models import MODEL_NAMES
-from vit3.models.weights import LoadReport, WeightsError, match, read_tensors
+from vit3.models.weights import LoadReport, WeightsError, match, read_tensors, write_tensors
 
 _ROTATIONS = re.compile(r"^layers\.(\d+)\.blocks\.(\d+)\.rope\.rotations$")
 _MINIMUM = 0.95  # of the model must be matched by a converted file
@@ -88,12 +87,8 @@ def convert(source: str | Path, target: str | Path, model_name: str | None = Non
     model_name = max(reports, key=lambda name: reports[name].fraction)
     report = reports[model_name]
     report.require(_MINIMUM, f"{source} as {model_name}")
-    target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".part")
     metadata = {"model": model_name, "source": Path(source).name, "weights": "ema" if ema else "raw"}
-    safetensors.torch.save_file({n: tensors[n].contiguous() for n in report.matched}, partial, metadata)
-    partial.replace(target)
+    write_tensors(target, {name: tensors[name] for name in report.matched}, metadata)
     return report
 
 

@@ -184,17 +184,17 @@ def _vit3(name: str, pretrained: bool, **kwargs) -> ViT3:
 
 @register_model
 def vit3_tiny(pretrained: bool = False, **kwargs) -> ViT3:
-    """ViT³-T: 6.15 M parameters, 1.22 G multiply-adds at 224²."""
+    """ViT³-T: 6.15 M parameters, 1.2 G multiply-adds at 224²."""
     return _vit3("vit3_tiny", pretrained, **dict(dict(embed_dim=192, depth=12, num_heads=6), **kwargs))
 
 
 @register_model
 def vit3_small(pretrained: bool = False, **kwargs) -> ViT3:
-    """ViT³-S: 23.80 M parameters, 4.82 G multiply-adds at 224²."""
+    """ViT³-S: 23.80 M parameters, 4.8 G multiply-adds at 224²."""
     return _vit3("vit3_small", pretrained, **dict(dict(embed_dim=384, depth=12, num_heads=6), **kwargs))
 
 
 @register_model
 def vit3_base(pretrained: bool = False, **kwargs) -> ViT3:
-    """ViT³-B: 90.06 M parameters, 17.96 G multiply-adds at 224²."""
+    """ViT³-B: 90.06 M parameters, 17.9 G multiply-adds at 224²."""
     return _vit3("vit3_base", pretrained, **dict(dict(embed_dim=768, depth=12, num_heads=12), **kwargs))

@@ -88,6 +88,24 @@ def read_tensors(path: str | Path, ema: bool = False) -> dict[str, Tensor]:
     return strip_prefixes(_state_dict(read_checkpoint(path), path, ema))
 
 
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write named weights to a ``.safetensors`` file, whole or not at all.
+
+    Wrappers' prefixes are stripped and memory formats such as channels_last dropped: names and values are what counts.
+
+    Args:
+        path: the file; its folder is made if need be.
+        tensors: a state dict, also of a compiled, DDP-wrapped or EMA model.
+        metadata: short texts for the file's header.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    plain = {name: value.detach().contiguous() for name, value in strip_prefixes(tensors).items()}
+    safetensors.torch.save_file(plain, partial, metadata)
+    partial.replace(path)
+
+
 def read_checkpoint(path: str | Path):
     """Unpickle a PyTorch file whose objects may be anybody's; all but tensors and containers become inert.
 

@@ -8,7 +8,7 @@ from vit3.ops.backend import choose_backend
 from vit3.ops.dwconv_ttt import reference
 
 # Best first; "auto" takes the first.
-_IMPLEMENTATIONS = {"reference": reference.dwconv_ttt}
+IMPLEMENTATIONS = {"reference": reference.dwconv_ttt}
 
 
 def dwconv_ttt(
@@ -44,4 +44,4 @@ def dwconv_ttt(
         raise ValueError("q, k and v hold no token (H or W is 0); at least one is needed to train the inner model")
     if w.shape != (d, 1, 3, 3):
         raise ValueError(f"w must be (D, 1, 3, 3) = {(d, 1, 3, 3)} to fit q; got {tuple(w.shape)}")
-    return choose_backend("dwconv_ttt", backend, _IMPLEMENTATIONS)(q, k, v, w, lr=lr, scale=scale)
+    return choose_backend("dwconv_ttt", backend, IMPLEMENTATIONS)(q, k, v, w, lr=lr, scale=scale)

@@ -8,7 +8,7 @@ from vit3.ops.backend import choose_backend
 from vit3.ops.glu_ttt import reference
 
 # Best first; "auto" takes the first.
-_IMPLEMENTATIONS = {"reference": reference.glu_ttt}
+IMPLEMENTATIONS = {"reference": reference.glu_ttt}
 
 
 def glu_ttt(
@@ -46,4 +46,4 @@ def glu_ttt(
     for name, w in (("w1", w1), ("w2", w2)):
         if w.shape != (1, m, d, d):
             raise ValueError(f"{name} must be (1, M, D, D) = {(1, m, d, d)} to fit q; got {tuple(w.shape)}")
-    return choose_backend("glu_ttt", backend, _IMPLEMENTATIONS)(q, k, v, w1, w2, lr=lr, scale=scale)
+    return choose_backend("glu_ttt", backend, IMPLEMENTATIONS)(q, k, v, w1, w2, lr=lr, scale=scale)

@@ -1,0 +1,61 @@
+"""The generic inner loop: modes of autograd, independence of samples, errors."""
+
+import pytest
+import torch
+
+from tests.helpers import OPS, SPEC, max_error
+from vit3.inner import GLU, InnerSpec, inner_train
+
+each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+modes = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
+
+
+@each_op
+@modes
+def test_equal_without_autograd(op, mode):
+    tensors = op.inputs()
+    expected, fast = op.oracle(*tensors)
+    with mode():
+        y, quiet = op.oracle(*tensors)
+    assert max(map(max_error, (y, *quiet), (expected, *fast))) <= 1e-14
+    assert not y.requires_grad
+    assert not any(w.requires_grad for w in quiet)
+
+
+@each_op
+def test_inference_tensors(op):
+    tensors = op.inputs(grad=False)
+    expected, _ = op.oracle(*tensors)
+    with torch.inference_mode():
+        y, _ = op.oracle(*(x.clone() for x in tensors))
+    assert max_error(y, expected) <= 1e-14
+
+
+@each_op
+def test_differentiable_without_leaves(op):
+    """Gradients reach the learned start although no input asks for one, and the step is part of them."""
+    tensors = op.inputs(grad=False)
+    start = [w.requires_grad_() for w in tensors[3:]]
+    y, fast = op.oracle(*tensors)
+    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(y.sum(), start))
+
+
+@each_op
+def test_samples_are_independent(op):
+    q, k, v, *weights = op.inputs(b=3, grad=False)
+    _, fast = op.oracle(q, k, v, *weights)
+    _, alone = op.oracle(q[1:2], k[1:2], v[1:2], *weights)
+    assert all(torch.allclose(f[1:2], a, rtol=0, atol=1e-14) for f, a in zip(fast, alone))
+
+
+def test_weights_need_a_sample_dimension():
+    k = torch.randn(2, 1, 5, 4)
+    with pytest.raises(ValueError, match="learned start"):
+        inner_train(GLU, (torch.randn(3, 1, 4, 4), torch.randn(1, 1, 4, 4)), k, k, SPEC)
+
+
+@pytest.mark.parametrize("field", ["lr", "scale"])
+@pytest.mark.parametrize("value", ["1.0", float("nan"), float("inf"), None])
+def test_spec_refuses(field, value):
+    with pytest.raises(ValueError, match=f"inner.{field}=.* must be a finite number"):
+        InnerSpec(**{field: value})

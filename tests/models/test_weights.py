@@ -1,0 +1,175 @@
+"""Reading and writing of weights: safe, prefix-blind, and clear about what is wrong."""
+
+import io
+import os
+import zipfile
+
+import pytest
+import torch
+from timm.utils import ModelEmaV3
+
+from tests.helpers import narrow, same_dict
+from vit3.models.weights import WeightsError, match, read_tensors, strip_prefixes, write_tensors
+
+
+def weights():
+    return {"a.weight": torch.randn(3, 4), "a.bias": torch.randn(3), "n.num_batches_tracked": torch.tensor(7)}
+
+
+class Evil:
+    """Runs a command when it is unpickled by an ordinary reader."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("modern", [True, False], ids=["zip", "legacy"])
+def test_pickled_code_does_not_run(tmp_path, modern):
+    marker, path, tensors = tmp_path / "ran", tmp_path / "evil.pth", weights()
+    state = {"model": tensors, "config": Evil(f"touch {marker}")}
+    torch.save(state, path, _use_new_zipfile_serialization=modern)
+    assert same_dict(read_tensors(path), tensors)
+    assert not marker.exists()
+    torch.load(path, weights_only=False)
+    assert marker.exists()  # the file does bite
+
+
+@pytest.mark.parametrize("modern", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_dtypes_survive(tmp_path, modern, dtype):
+    tensors = {k: v.to(dtype) for k, v in weights().items()}
+    torch.save(tensors, tmp_path / "w.pth", _use_new_zipfile_serialization=modern)
+    assert same_dict(read_tensors(tmp_path / "w.pth"), tensors)
+
+
+def test_parameters_and_views(tmp_path):
+    base = torch.randn(4, 6)
+    state = {"p": torch.nn.Parameter(base.clone()), "view": base.t(), "part": base[1:, ::2]}
+    torch.save({"state_dict": state}, tmp_path / "w.pth")
+    read = read_tensors(tmp_path / "w.pth")
+    assert all(torch.equal(read[k], state[k]) for k in state)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "module.", "_orig_mod.", "model.", "backbone.", "module._orig_mod.", "_orig_mod.module.model."]
+)
+def test_prefixes(prefix):
+    tensors = weights()
+    assert same_dict(strip_prefixes({prefix + k: v for k, v in tensors.items()}), tensors)
+
+
+def test_prefix_of_some_names_stays():
+    tensors = {"model.a": torch.zeros(1), "b": torch.zeros(1)}
+    assert strip_prefixes(tensors).keys() == tensors.keys()
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model", None])
+def test_keys(tmp_path, key):
+    tensors = weights()
+    torch.save({key: tensors, "epoch": 3} if key else tensors, tmp_path / "w.pth")
+    assert same_dict(read_tensors(tmp_path / "w.pth"), tensors)
+
+
+@pytest.mark.parametrize("key", ["state_dict_ema", "model_ema"])
+def test_ema_is_an_explicit_choice(tmp_path, key):
+    raw, ema = weights(), {f"module.{k}": v + 1 for k, v in weights().items()}
+    torch.save({"state_dict": raw, key: ema}, tmp_path / "w.pth")
+    assert same_dict(read_tensors(tmp_path / "w.pth"), raw)
+    assert same_dict(read_tensors(tmp_path / "w.pth", ema=True), strip_prefixes(ema))
+
+
+def truncated(path):
+    file = io.BytesIO()
+    torch.save({"model": {"w": torch.randn(1000)}}, file)
+    path.write_bytes(file.getvalue()[:2000])
+
+
+def truncated_legacy(path):
+    file = io.BytesIO()
+    torch.save({"model": {"w": torch.randn(1000)}}, file, _use_new_zipfile_serialization=False)
+    path.write_bytes(file.getvalue()[:2000])
+
+
+def text(path):
+    path.write_text("<html>404 Not Found</html>")
+
+
+def other_zip(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def torchscript(path):
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), path)
+
+
+def no_tensor(path):
+    torch.save({"epoch": 3, "model": {"name": "x"}}, path)
+
+
+def not_a_dict(path):
+    torch.save([torch.zeros(3)], path)
+
+
+@pytest.mark.parametrize(
+    "make", [truncated, truncated_legacy, lambda path: path.touch(), text, other_zip, torchscript, no_tensor, not_a_dict]
+)
+def test_unusable_files(tmp_path, make):
+    path = tmp_path / "bad.pth"
+    make(path)
+    with pytest.raises(WeightsError) as caught:
+        read_tensors(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_torchscript_is_named(tmp_path):
+    torchscript(tmp_path / "script.pt")
+    with pytest.raises(WeightsError, match="is a TorchScript archive; save its state_dict instead"):
+        read_tensors(tmp_path / "script.pt")
+
+
+def test_broken_safetensors(tmp_path):
+    path = tmp_path / "w.safetensors"
+    write_tensors(path, weights())
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(WeightsError, match="not a readable safetensors file"):
+        read_tensors(path)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        read_tensors(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("name", ["vit3_tiny", "h_vit3_tiny"])
+def test_wrapped_model_to_safetensors(tmp_path, name):
+    """channels_last, compiled, and its moving average: saved, and loaded strictly into a plain model."""
+    model = narrow(name).to(memory_format=torch.channels_last)
+    compiled = torch.compile(model, backend="eager")
+    ema = ModelEmaV3(compiled, decay=0.5)
+    with torch.no_grad():
+        compiled(torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last))
+        for p in model.parameters():
+            p.add_(1)
+    ema.update(compiled)
+    for wrapped in (compiled, ema):
+        write_tensors(tmp_path / "w.safetensors", wrapped.state_dict())
+        plain, tensors = narrow(name), read_tensors(tmp_path / "w.safetensors")
+        plain.load_state_dict(tensors, strict=True)
+        assert same_dict(plain.state_dict(), strip_prefixes(wrapped.state_dict()))
+    assert not torch.equal(plain.head.weight, model.head.weight)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+def test_match():
+    model = torch.nn.Linear(4, 3)
+    report = match({"weight": torch.zeros(3, 4), "surplus": torch.zeros(1)}, model)
+    assert (report.matched, report.missing, report.unexpected) == (["weight"], ["bias"], ["surplus"])
+    assert report.fraction == 0.5
+    report.require(0.5, "it")
+    with pytest.raises(WeightsError, match="it fits 50.0 % of the model, at least 95 % is needed.*missing: bias"):
+        report.require(0.95, "it")

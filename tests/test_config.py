@@ -1,0 +1,153 @@
+"""Configurations: unknown keys, wrong types and values out of range end in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from tests.toy import CONFIGS, compose_config
+from vit3.cli import _checked
+from vit3.config import EvalConfig, TrainConfig, known_keys, typed
+from vit3.errors import UserError
+
+RECIPES = sorted(path.stem for path in (CONFIGS / "recipe").glob("*.yaml"))
+
+
+def check(argument: str, schema: type = TrainConfig) -> str:
+    return _checked(argument, schema, CONFIGS)
+
+
+def test_default_configuration_fits_the_schema():
+    cfg = typed(compose_config(), TrainConfig)
+    assert cfg.data.name == "digits" and cfg.inner.lr == 1.0 and cfg.inner.scale == pytest.approx(1 / 3)
+
+
+def test_schema_and_files_name_the_same_keys():
+    """A key that only the schema knows would never get a value."""
+    plain = OmegaConf.to_container(compose_config())
+
+    def flat(tree, prefix=""):
+        for key, value in tree.items():
+            yield prefix + key
+            if isinstance(value, dict) and prefix + key != "model.kwargs":
+                yield from flat(value, f"{prefix}{key}.")
+
+    assert set(flat(plain)) == set(known_keys(TrainConfig))
+
+
+@pytest.mark.parametrize(
+    ("argument", "near"),
+    [
+        ("optim.lrr=1", "optim.lr"),
+        ("engine.lr=1", "inner.lr or optim.lr"),
+        ("dta=folder", "data"),
+        ("data=foldr", "folder"),
+        ("recipe=vit3_tiny_in1", "vit3_tiny_in1k"),
+        ("+engine.epoch=3", "engine.epochs"),
+    ],
+)
+def test_misspelt_keys_name_the_nearest(argument, near):
+    with pytest.raises(UserError, match=f"did you mean {near}\\?"):
+        check(argument)
+
+
+def test_eval_keys_are_those_of_eval():
+    with pytest.raises(UserError, match="did you mean weights"):
+        check("weigths=raw", EvalConfig)
+    with pytest.raises(UserError, match="allowed: batch_size, checkpoint"):
+        check("zzz=1", EvalConfig)
+
+
+def test_text_that_is_no_override():
+    with pytest.raises(UserError, match="no key=value"):
+        check("hello")
+
+
+def test_model_arguments_need_no_plus():
+    assert check("model.kwargs.depth=2") == "++model.kwargs.depth=2"
+    assert check("-m") == "-m"
+
+
+def test_unknown_key_in_a_file_names_the_nearest():
+    cfg = compose_config("+engine.epcohs=3")
+    with pytest.raises(UserError, match="engine.epcohs is no key of this program; did you mean epochs"):
+        typed(cfg, TrainConfig)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("engine.epochs=0", "engine.epochs=0 is not allowed; it must be at least 1"),
+        ("engine.epochs=abc", "engine.epochs: .*abc"),
+        ("engine.amp=fp16", "engine.amp=fp16 is not allowed; use one of: null, float16, bfloat16"),
+        ("augment.mix_prob=1.5", "augment.mix_prob=1.5 is not allowed; it must be between 0 and 1"),
+        ("model.drop_path_rate=1", "model.drop_path_rate=1.0 is not allowed"),
+        ("data.on_bad_image=ignore", "use one of: raise, skip"),
+        ("optim.lr=[1]", "optim.lr"),
+    ],
+)
+def test_wrong_values(override, sentence):
+    with pytest.raises(UserError, match=sentence):
+        typed(compose_config(override), TrainConfig)
+
+
+def test_missing_value_says_how_to_give_it():
+    with pytest.raises(UserError, match="data.root has no value yet; set it on the command line: data.root=VALUE"):
+        typed(compose_config("data=folder"), TrainConfig)
+
+
+@pytest.mark.parametrize("text", ["1e-3", "0.001", ".001", "1.0E-3"])
+def test_ways_to_write_a_float(text):
+    assert typed(compose_config(f"optim.lr={text}"), TrainConfig).optim.lr == 1e-3
+
+
+def test_float_as_yaml_reads_it():
+    cfg = OmegaConf.merge(compose_config(), OmegaConf.create(yaml.safe_load("optim: {lr: 1e-3}")))
+    assert typed(cfg, TrainConfig).optim.lr == 1e-3
+
+
+def test_resolved_config_round_trips():
+    cfg = typed(compose_config("recipe=vit3_tiny_in1k", "data.root=x"), TrainConfig)
+    assert typed(OmegaConf.create(dataclasses.asdict(cfg)), TrainConfig) == cfg
+
+
+# Settings of the published runs (paper sections 4 and 5, the authors' code): drop path and precision by model.
+PUBLISHED = {
+    "vit3_tiny_in1k": (0.0, "float16", None),
+    "vit3_small_in1k": (0.1, "float16", None),
+    "vit3_base_in1k": (0.4, "float16", None),
+    "h_vit3_tiny_in1k": (0.2, "float16", 0.9996),
+    "h_vit3_small_in1k": (0.4, None, 0.9996),
+    "h_vit3_base_in1k": (0.6, None, 0.9996),
+}
+
+
+def test_every_classifier_has_its_recipe():
+    assert set(RECIPES) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_hold_the_published_settings(recipe):
+    cfg = typed(compose_config(f"recipe={recipe}", "data.root=x"), TrainConfig)
+    drop_path, amp, ema = PUBLISHED[recipe]
+    assert cfg.model.name == recipe.removesuffix("_in1k")
+    assert (cfg.model.drop_path_rate, cfg.engine.amp, cfg.engine.ema_decay) == (drop_path, amp, ema)
+    assert (cfg.engine.epochs, cfg.optim.warmup_epochs, cfg.engine.batch_size) == (300, 20, 4096)
+    o, a, d = cfg.optim, cfg.augment, cfg.data
+    assert (o.opt, o.weight_decay, o.betas, o.eps, o.clip_grad) == ("adamw", 0.05, [0.9, 0.999], 1e-8, 5.0)
+    assert (o.lr, o.warmup_lr, o.min_lr, o.lr_batch, o.sched) == (5e-4, 5e-7, 5e-6, 512, "cosine")
+    assert (a.auto_augment, a.color_jitter, a.erase_prob, a.erase_mode) == (
+        "rand-m9-mstd0.5-inc1", 0.4, 0.25, "pixel",
+    )  # fmt: skip
+    assert (a.mixup, a.cutmix, a.mix_prob, a.switch_prob, a.smoothing) == (0.8, 1.0, 1.0, 0.5, 0.1)
+    assert (d.img_size, d.interpolation, d.crop_pct, o.decay_inner) == ([224, 224], "bicubic", 0.875, True)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_headers_say_what_to_expect(recipe):
+    text = (CONFIGS / "recipe" / f"{recipe}.yaml").read_text()
+    for word in ("command", "expected   top-1", "hardware", "not rerun here"):
+        assert word in text

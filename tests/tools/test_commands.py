@@ -1,0 +1,63 @@
+"""The commands as a shell runs them: exit codes, one sentence, two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import ROOT
+
+SHORT = (
+    "engine.epochs=1", "engine.steps_per_epoch=3", "engine.batch_size=16", "optim.warmup_epochs=0",
+    "model.kwargs.depth=1", "engine.device=cpu",
+)  # fmt: skip
+
+
+def run(*command: str, cwd=ROOT, **environment: str) -> subprocess.CompletedProcess:
+    clean = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, capture_output=True, text=True, timeout=240, env={**clean, **environment}
+    )
+
+
+def test_bare_shell_no_network_tracker_online(tmp_path):
+    """R12: no variables, no GPU, no network, tracker set to online: it runs and ends with 0."""
+    result = run(
+        str(ROOT / "tools" / "train.py"), *SHORT, f"output={tmp_path}", "name=r", "logger=wandb", "logger.wandb=online",
+        cwd=tmp_path, WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "r" / "summary.json").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"r"}  # nothing besides the run folder
+
+
+def test_errors_are_one_sentence_and_a_code():
+    result = run("tools/train.py", "optim.lrr=1")
+    assert result.returncode == 2
+    assert result.stderr.strip() == "error: optim.lrr is no key of this program; did you mean optim.lr?"
+    result = run("tools/train.py", "data=folder", "data.root=/nowhere/at/all")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+
+
+def test_convert_says_what_is_wrong(tmp_path):
+    (tmp_path / "x.pth").write_bytes(b"not a checkpoint")
+    result = run("tools/convert.py", str(tmp_path / "x.pth"), str(tmp_path / "y.safetensors"))
+    assert result.returncode == 2 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+def test_two_processes_train_and_evaluate(tmp_path):
+    """The same command under torchrun; 360 images on 2 processes score as on one."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    result = run(*torchrun, "tools/train.py", *SHORT, f"output={tmp_path}", "name=r", OMP_NUM_THREADS="1")
+    assert result.returncode == 0, result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["r"]  # one folder, decided by one process
+    record = json.loads((tmp_path / "r" / "metrics.jsonl").read_text())
+    assert record["updates"] == 3 and json.loads((tmp_path / "r" / "summary.json").read_text())["world_size"] == 2
+    alone = run("tools/eval.py", f"checkpoint={tmp_path / 'r' / 'last.pt'}", "device=cpu", "batch_size=7")
+    assert f"360 images: top-1 {record['val/top1']:.2f} %" in alone.stderr
+    loss = float(alone.stderr.rsplit("loss ", 1)[1])
+    assert loss == pytest.approx(record["val/loss"], abs=1e-5)

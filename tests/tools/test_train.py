@@ -1,0 +1,177 @@
+"""The tools end to end, in this process: what a run leaves, resuming, evaluating."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.toy import compose_config, make_folder, short_run
+from vit3.engine.checkpoint import load_checkpoint
+from vit3.errors import UserError
+from vit3.tools.eval import run_eval
+from vit3.tools.train import train
+
+RUN_FILES = {
+    "best.pt", "last.pt", "config.yaml", "curves.png", "environment.json", "metrics.jsonl", "predictions.png", "summary.json",
+}  # fmt: skip
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def evaluate(checkpoint, caplog, *overrides):
+    """What ``tools/eval.py`` prints: its last line."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        run_eval(compose_config(f"checkpoint={checkpoint}", "device=cpu", *overrides, root="eval"))
+    return caplog.records[-1].getMessage()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of two epochs with a moving average."""
+    output = tmp_path_factory.mktemp("runs")
+    train(short_run(output, "name=a", "engine.ema_decay=0.5", "engine.ema_batch=16", epochs=2))
+    return output / "a"
+
+
+def test_a_run_leaves_everything(finished):
+    assert {path.name for path in finished.iterdir()} == RUN_FILES
+    assert [r["epoch"] for r in records(finished)] == [0, 1]
+    assert [r["updates"] for r in records(finished)] == [2, 4]
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["last"] == records(finished)[-1]
+    assert summary["best"]["top1"] == max(r[k] for r in records(finished) for k in ("val/top1", "val_ema/top1"))
+    assert (summary["lr"], summary["ema_decay"]) == (2e-3 * 16 / 64, 0.5)
+    assert json.loads((finished / "environment.json").read_text())["torch"] == torch.__version__
+    for name in ("curves.png", "predictions.png"):
+        width, height = Image.open(finished / name).size
+        assert width > 500 and height > 300
+
+
+def test_config_is_saved_as_composed(finished):
+    """Nothing derived is written back, so the dump composes the same run again."""
+    assert "lr: 0.002" in (finished / "config.yaml").read_text()
+    assert load_checkpoint(finished)["config"]["optim"]["lr"] == 2e-3
+
+
+def test_checkpoint_carries_classes(finished):
+    assert load_checkpoint(finished)["classes"] == list("0123456789")
+
+
+@pytest.mark.parametrize(("weights", "prefix"), [("raw", "val"), ("ema", "val_ema")])
+def test_eval_gives_the_logged_numbers(finished, caplog, weights, prefix):
+    line = evaluate(finished / "last.pt", caplog, f"weights={weights}")
+    record = records(finished)[-1]
+    assert f"{weights} weights of epoch 2, 360 images" in line
+    assert f"top-1 {record[prefix + '/top1']:.2f} %" in line and f"loss {record[prefix + '/loss']:.6f}" in line
+
+
+def test_eval_of_a_folder_takes_its_best(finished, caplog):
+    best = json.loads((finished / "summary.json").read_text())["best"]
+    line = evaluate(finished, caplog)
+    assert f"{best['weights']} weights of epoch {best['epoch'] + 1}" in line and f"top-1 {best['top1']:.2f} %" in line
+
+
+def test_same_seed_same_run(tmp_path):
+    for name in ("a", "b"):
+        train(short_run(tmp_path, f"name={name}"))
+    a, b = (load_checkpoint(tmp_path / name)["state_dict"] for name in ("a", "b"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_resume_at_an_epoch_is_the_same_run(finished, tmp_path):
+    ema = ("engine.ema_decay=0.5", "engine.ema_batch=16")
+    train(short_run(tmp_path, "name=b", *ema, epochs=3))
+    whole = load_checkpoint(tmp_path / "b")
+    train(short_run(tmp_path, "name=c", *ema, "++engine.epochs=3", epochs=3))
+    folder = tmp_path / "c"
+    first_epoch_only(folder, tmp_path, ema)
+    train(short_run(tmp_path, f"resume={folder}", *ema, epochs=3))
+    again = load_checkpoint(folder)
+    for kind in ("state_dict", "state_dict_ema"):
+        assert all(torch.equal(whole[kind][key], again[kind][key]) for key in whole[kind])
+    logged = [{k: v for k, v in r.items() if k not in ("seconds", "images_per_s")} for r in records(folder)]
+    wanted = [{k: v for k, v in r.items() if k not in ("seconds", "images_per_s")} for r in records(tmp_path / "b")]
+    assert logged == wanted
+
+
+def first_epoch_only(folder, output, ema):
+    """Bring ``folder`` to where a run of three epochs is after its first, and leave later lines in its log."""
+    from vit3.engine.train import Trainer
+
+    class Stop(Exception):
+        pass
+
+    for path in folder.iterdir():
+        path.unlink()
+    original = Trainer._train_epoch
+
+    def stopping(self, epoch):
+        if epoch == 1:
+            raise Stop
+        return original(self, epoch)
+
+    Trainer._train_epoch = stopping
+    try:
+        with pytest.raises(Stop):
+            train(short_run(output, f"name={folder.name}", *ema, epochs=3))
+    finally:
+        Trainer._train_epoch = original
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"epoch": 1, "updates": 4}) + "\n")  # written by a run that then lost its checkpoint
+
+
+def test_an_existing_run_is_not_overwritten(finished):
+    with pytest.raises(UserError, match="holds a run already; add resume="):
+        train(short_run(finished.parent, "name=a"))
+
+
+def test_unwritable_output(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="output=.*file is not writable"):
+        train(short_run(tmp_path / "file"))
+
+
+def test_a_failing_start_leaves_no_folder(tmp_path):
+    with pytest.raises(UserError):
+        train(short_run(tmp_path, "optim.warmup_epochs=1"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_loss_that_is_not_finite_stops_with_a_sentence(tmp_path):
+    with pytest.raises(UserError, match="the training loss became nan|the training loss became inf"):
+        train(short_run(tmp_path, "optim.lr=1e30", "optim.clip_grad=null", "optim.min_lr=1e30", epochs=3))
+
+
+def test_folder_data_with_the_paper_augmentation(tmp_path, caplog):
+    root = make_folder(tmp_path / "data", classes=3, train=6, val=3)
+    cfg = short_run(
+        tmp_path / "runs", "name=f", "data=folder", f"data.root={root}", "data.img_size=[16,24]", "data.workers=1",
+        "augment=deit", "engine.batch_size=6", "engine.amp=bfloat16", "++model.kwargs.patch_size=4",
+    )  # fmt: skip
+    train(cfg)
+    record = records(tmp_path / "runs" / "f")[-1]
+    assert math.isfinite(record["val/loss"])
+    line = evaluate(tmp_path / "runs" / "f" / "last.pt", caplog)
+    assert "9 images" in line and f"loss {record['val/loss']:.6f}" in line
+    other = make_folder(tmp_path / "other", classes=2)
+    with pytest.raises(UserError, match="has other classes than the checkpoint was trained for"):
+        evaluate(tmp_path / "runs" / "f", caplog, f"data_root={other}")
+
+
+def test_training_starts_from_a_checkpoint(finished, tmp_path):
+    train(short_run(tmp_path, "name=s", f"model.checkpoint={finished / 'last.pt'}", "optim.lr=0", "optim.min_lr=0"))
+    start, end = load_checkpoint(finished)["state_dict"], load_checkpoint(tmp_path / "s")["state_dict"]
+    assert all(torch.equal(start[key], end[key]) for key in start)
+
+
+def test_predictions_sheet_of_eval(finished, caplog, tmp_path):
+    evaluate(finished, caplog, f"predictions={tmp_path / 'sheet.png'}")
+    assert Image.open(tmp_path / "sheet.png").size[0] > 500

@@ -1,0 +1,1 @@
+"""Looking at models from outside: parity with the authors' code, counts, probes."""
