@@ -1,7 +1,11 @@
-"""Every test starts from the same random numbers."""
+"""Every test starts from the same random numbers, on one thread."""
 
 import pytest
 import torch
+
+
+def pytest_configure(config):
+    torch.set_num_threads(1)  # tensors are small here: threads would cost more than they give
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ def short_run(output: Path, *overrides: str, epochs: int = 1) -> DictConfig:
         "engine.steps_per_epoch=2",
         "engine.batch_size=16",
         "engine.device=cpu",
+        "engine.ema_decay=null",
         "optim.warmup_epochs=0",
         "++model.kwargs.depth=1",
         *overrides,

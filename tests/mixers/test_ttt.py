@@ -132,6 +132,14 @@ def test_autocast_gradients_are_float32(dtype):
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in mixer.parameters())
 
 
+@pytest.mark.parametrize("backend,word", [("triton", "not available"), ("cuda", "unknown")])
+def test_backend_is_checked_at_once(backend, word):
+    with pytest.raises(ValueError, match=f"backend='{backend}' is {word}"):
+        TTT(8, 2, backend=backend)
+
+
 def test_backend_reaches_the_operators():
-    with pytest.raises(ValueError, match="backend='triton' is not available"):
-        TTT(8, 2, backend="triton")(torch.randn(1, 4, 8), 2, 2)
+    mixer = TTT(8, 2)
+    mixer.backend = "cuda"
+    with pytest.raises(ValueError, match="backend='cuda' is unknown"):
+        mixer(torch.randn(1, 4, 8), 2, 2)

@@ -1,6 +1,5 @@
 """Key maps to and from the authors' checkpoints, and the conversion of their files."""
 
-import subprocess
 import sys
 
 import pytest
@@ -8,8 +7,9 @@ import timm
 import torch
 from safetensors import safe_open
 
-from tests.helpers import ROOT, same_dict
+from tests.helpers import same_dict
 from tests.models.official_files import OFFICIAL, official_shapes, official_weights, save_official
+from tools import convert as convert_tool
 from vit3.layers.rope import RoPE2d
 from vit3.models import MODEL_NAMES
 from vit3.models.official import convert, from_official, to_official
@@ -146,19 +146,18 @@ def test_foreign_file_is_refused(tmp_path):
         convert(tmp_path / "resnet.pth", tmp_path / "t.safetensors", "vit3_tiny")
 
 
-def test_command(tmp_path):
+def test_command(tmp_path, monkeypatch, capsys):
     """The command prints the counts; a bad file ends it with one sentence and a non-zero status."""
-
-    def run(*args):
-        command = [sys.executable, ROOT / "tools" / "convert.py", *args]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-
-    save_official(tmp_path / "o.pth", official_weights("vit3_tiny"))
-    done = run("o.pth", "t.safetensors")
-    assert done.returncode == 0, done.stderr
-    assert "matched 210 tensors" in done.stdout and "missing 0" in done.stdout and "unexpected 0" in done.stdout
-    failed = run("nowhere.pth", "t.safetensors")
-    assert failed.returncode == 2 and failed.stderr.strip() == "error: nowhere.pth: no such file"
+    source, target = save_official(tmp_path / "o.pth", official_weights("vit3_tiny")), tmp_path / "t.safetensors"
+    monkeypatch.setattr(sys, "argv", ["convert.py", str(source), str(target)])
+    convert_tool.main()
+    printed = capsys.readouterr().out
+    assert "matched 210 tensors" in printed and "missing 0" in printed and "unexpected 0" in printed
+    monkeypatch.setattr(sys, "argv", ["convert.py", "nowhere.pth", str(target)])
+    with pytest.raises(SystemExit) as stop:
+        convert_tool.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.strip() == "error: nowhere.pth: no such file"
 
 
 def test_every_model_has_an_official_name():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from timm.utils import ModelEmaV3
 
-from tests.helpers import narrow, same_dict
+from tests.helpers import shallow, same_dict
 from vit3.models.weights import WeightsError, match, read_tensors, strip_prefixes, write_tensors
 
 
@@ -148,7 +148,7 @@ def test_no_file(tmp_path):
 @pytest.mark.parametrize("name", ["vit3_tiny", "h_vit3_tiny"])
 def test_wrapped_model_to_safetensors(tmp_path, name):
     """channels_last, compiled, and its moving average: saved, and loaded strictly into a plain model."""
-    model = narrow(name).to(memory_format=torch.channels_last)
+    model = shallow(name).to(memory_format=torch.channels_last)
     compiled = torch.compile(model, backend="eager")
     ema = ModelEmaV3(compiled, decay=0.5)
     with torch.no_grad():
@@ -158,7 +158,7 @@ def test_wrapped_model_to_safetensors(tmp_path, name):
     ema.update(compiled)
     for wrapped in (compiled, ema):
         write_tensors(tmp_path / "w.safetensors", wrapped.state_dict())
-        plain, tensors = narrow(name), read_tensors(tmp_path / "w.safetensors")
+        plain, tensors = shallow(name), read_tensors(tmp_path / "w.safetensors")
         plain.load_state_dict(tensors, strict=True)
         assert same_dict(plain.state_dict(), strip_prefixes(wrapped.state_dict()))
     assert not torch.equal(plain.head.weight, model.head.weight)

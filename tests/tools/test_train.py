@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.toy import compose_config, make_folder, short_run
 from vit3.engine.checkpoint import load_checkpoint
+from vit3.engine.train import Trainer
 from vit3.errors import UserError
 from vit3.tools.eval import run_eval
 from vit3.tools.train import train
@@ -48,7 +49,7 @@ def test_a_run_leaves_everything(finished):
     summary = json.loads((finished / "summary.json").read_text())
     assert summary["last"] == records(finished)[-1]
     assert summary["best"]["top1"] == max(r[k] for r in records(finished) for k in ("val/top1", "val_ema/top1"))
-    assert (summary["lr"], summary["ema_decay"]) == (2e-3 * 16 / 64, 0.5)
+    assert (summary["lr"], summary["ema_decay"]) == (3e-3 * 16 / 64, 0.5)
     assert json.loads((finished / "environment.json").read_text())["torch"] == torch.__version__
     for name in ("curves.png", "predictions.png"):
         width, height = Image.open(finished / name).size
@@ -57,8 +58,8 @@ def test_a_run_leaves_everything(finished):
 
 def test_config_is_saved_as_composed(finished):
     """Nothing derived is written back, so the dump composes the same run again."""
-    assert "lr: 0.002" in (finished / "config.yaml").read_text()
-    assert load_checkpoint(finished)["config"]["optim"]["lr"] == 2e-3
+    assert "lr: 0.003" in (finished / "config.yaml").read_text()
+    assert load_checkpoint(finished)["config"]["optim"]["lr"] == 3e-3
 
 
 def test_checkpoint_carries_classes(finished):
@@ -86,13 +87,12 @@ def test_same_seed_same_run(tmp_path):
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_resume_at_an_epoch_is_the_same_run(finished, tmp_path):
+def test_resume_at_an_epoch_is_the_same_run(tmp_path, monkeypatch):
     ema = ("engine.ema_decay=0.5", "engine.ema_batch=16")
     train(short_run(tmp_path, "name=b", *ema, epochs=3))
     whole = load_checkpoint(tmp_path / "b")
-    train(short_run(tmp_path, "name=c", *ema, "++engine.epochs=3", epochs=3))
     folder = tmp_path / "c"
-    first_epoch_only(folder, tmp_path, ema)
+    stop_after_first_epoch(folder, ema, monkeypatch)
     train(short_run(tmp_path, f"resume={folder}", *ema, epochs=3))
     again = load_checkpoint(folder)
     for kind in ("state_dict", "state_dict_ema"):
@@ -102,15 +102,12 @@ def test_resume_at_an_epoch_is_the_same_run(finished, tmp_path):
     assert logged == wanted
 
 
-def first_epoch_only(folder, output, ema):
-    """Bring ``folder`` to where a run of three epochs is after its first, and leave later lines in its log."""
-    from vit3.engine.train import Trainer
+def stop_after_first_epoch(folder, ema, monkeypatch):
+    """A run of three epochs that breaks off in its second, with a line in its log that no checkpoint stands for."""
 
     class Stop(Exception):
         pass
 
-    for path in folder.iterdir():
-        path.unlink()
     original = Trainer._train_epoch
 
     def stopping(self, epoch):
@@ -118,14 +115,11 @@ def first_epoch_only(folder, output, ema):
             raise Stop
         return original(self, epoch)
 
-    Trainer._train_epoch = stopping
-    try:
-        with pytest.raises(Stop):
-            train(short_run(output, f"name={folder.name}", *ema, epochs=3))
-    finally:
-        Trainer._train_epoch = original
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Trainer, "_train_epoch", stopping)
+        train(short_run(folder.parent, f"name={folder.name}", *ema, epochs=3))
     with open(folder / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"epoch": 1, "updates": 4}) + "\n")  # written by a run that then lost its checkpoint
+        file.write(json.dumps({"epoch": 1, "updates": 4}) + "\n")
 
 
 def test_an_existing_run_is_not_overwritten(finished):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -21,9 +22,10 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
 
     Source: the authors' detection and segmentation backbones (stem: 4, each downsampling: 2).
     """
-    # written so that the padded side is multiple * ceil(side / multiple): a side that stands in one place only
-    # keeps symbolic shapes short (with side % multiple they double at every stage, and compiling takes minutes)
+    # The padded side is multiple * ceil(side / multiple), in which side stands once: with side % multiple, symbolic
+    # shapes would double at every stage and a compiler would take minutes.
     bottom, right = ((side + multiple - 1) // multiple * multiple - side for side in x.shape[-2:])
-    if right or bottom:
+    # A compiler always pads, by 0 if need be: one graph for all sizes, not one for each pattern of odd sides.
+    if torch.compiler.is_compiling() or right or bottom:
         x = F.pad(x, (0, right, 0, bottom))
     return x
