@@ -18,7 +18,7 @@ ALLOWED = {
     "layers": {"layers"},
     "mixers": {"mixers", "layers", "inner", "ops"},
     "models": {"models", "layers", "mixers", "inner", "ops"},
-    "analysis": {"analysis", "models", "layers", "mixers", "inner", "ops", "TTT", ""},
+    "analysis": {"analysis", "models", "layers", "mixers", "inner", "ops", ""},
     "export": {"export", "models", "layers", "mixers", "inner", "ops"},
     "openmmlab": {"openmmlab", "models", "layers", "mixers", "inner", "ops"},
 }

@@ -101,7 +101,8 @@ def test_features_only(name, out_indices):
     expected = light(name).eval().forward_intermediates(x, list(out_indices), intermediates_only=True)
     maps = extractor(x)
     assert len(maps) == len(out_indices)
-    for y, z, chans, stride in zip(maps, expected, extractor.feature_info.channels(), extractor.feature_info.reduction()):
+    info = extractor.feature_info
+    for y, z, chans, stride in zip(maps, expected, info.channels(), info.reduction()):
         assert torch.equal(y, z)
         assert y.shape == (1, chans, 64 // stride, 96 // stride)
 

@@ -59,7 +59,8 @@ def test_hierarchical_grids(size, expected):
 
 
 @pytest.mark.parametrize(
-    "size,expected", [((32, 128), (2, 8)), ((128, 32), (8, 2)), ((65, 97), (5, 7)), ((33, 31), (3, 2)), ((1, 1), (1, 1))]
+    "size,expected",
+    [((32, 128), (2, 8)), ((128, 32), (8, 2)), ((65, 97), (5, 7)), ((33, 31), (3, 2)), ((1, 1), (1, 1))],
 )
 def test_plain_grid(size, expected):
     assert grids(narrow("vit3_tiny"), size) == [expected] * 2

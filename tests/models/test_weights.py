@@ -102,7 +102,6 @@ def other_zip(path):
         archive.writestr("readme.txt", "hello")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def torchscript(path):
     torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), path)
 
@@ -115,8 +114,15 @@ def not_a_dict(path):
     torch.save([torch.zeros(3)], path)
 
 
+def empty(path):
+    path.touch()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.jit
 @pytest.mark.parametrize(
-    "make", [truncated, truncated_legacy, lambda path: path.touch(), text, other_zip, torchscript, no_tensor, not_a_dict]
+    "make",
+    [truncated, truncated_legacy, empty, text, other_zip, torchscript, no_tensor, not_a_dict],
+    ids=lambda make: make.__name__,
 )
 def test_unusable_files(tmp_path, make):
     path = tmp_path / "bad.pth"
@@ -126,6 +132,7 @@ def test_unusable_files(tmp_path, make):
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_torchscript_is_named(tmp_path):
     torchscript(tmp_path / "script.pt")
     with pytest.raises(WeightsError, match="is a TorchScript archive; save its state_dict instead"):
