@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from vit3.analysis.flops import count_macs
 from vit3.analysis.plots import plot_curves, plot_predictions
-from vit3.build import build_data, build_model, build_tracker, build_trainer, derive
+from vit3.build import build_data, build_model, build_tracker, build_trainer, check_resumable, derive
 from vit3.cli import overrides, run_tool
 from vit3.config import TrainConfig, typed
 from vit3.engine.checkpoint import load_checkpoint
@@ -36,6 +36,8 @@ def train(cfg: DictConfig) -> None:
     state = load_checkpoint(run_cfg.resume) if run_cfg.resume else None
 
     data = build_data(run_cfg, processes)
+    if state is not None:
+        check_resumable(run_cfg, state, data.classes)
     seed_everything(run_cfg.engine.seed, 0)  # the same start in every process
     model = build_model(
         run_cfg.model,

@@ -243,6 +243,29 @@ def build_trainer(
     )
 
 
+def check_resumable(cfg: TrainConfig, state: dict[str, Any], classes: tuple[str, ...]) -> None:
+    """Make sure that a checkpoint is of the run that ``cfg`` describes; schedules and paths may differ.
+
+    Raises:
+        UserError: another model, mixer, inner step or data; or nothing is left to train.
+    """
+    here, there = dataclasses.asdict(cfg), state["config"]
+    fixed = [(group, key) for group in ("model", "mixer", "inner") for key in here[group]]
+    fixed += [("data", key) for key in ("name", "img_size", "in_chans")]
+    for group, key in fixed:
+        ours, theirs = here[group][key], there[group].get(key)
+        if ours != theirs and key not in ("pretrained", "checkpoint", "grad_checkpointing", "backend"):
+            raise UserError(
+                f"resume={cfg.resume}: {group}.{key} is {ours} here and {theirs} in the run; give the run's own settings"
+            )
+    if list(classes) != state["classes"]:
+        raise UserError(f"resume={cfg.resume}: data.root={cfg.data.root} has other classes than the run was trained on")
+    if state["epoch"] + 1 >= cfg.engine.epochs:
+        raise UserError(
+            f"resume={cfg.resume}: {state['epoch'] + 1} epochs are done already; set engine.epochs higher to go on"
+        )
+
+
 def build_tracker(cfg: TrainConfig, run: RunFolder, processes: Processes) -> WandbTracker | None:
     """The wandb tracker of the main process, if one is asked for."""
     if cfg.logger.wandb is None or not processes.main:

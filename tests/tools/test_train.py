@@ -50,7 +50,7 @@ def test_a_run_leaves_everything(finished):
     assert summary["last"] == records(finished)[-1]
     assert summary["best"]["top1"] == max(r[k] for r in records(finished) for k in ("val/top1", "val_ema/top1"))
     assert (summary["lr"], summary["ema_decay"]) == (3e-3 * 16 / 64, 0.5)
-    assert json.loads((finished / "environment.json").read_text())["torch"] == torch.__version__
+    assert json.loads((finished / "environment.json").read_text())[0]["torch"] == torch.__version__
     for name in ("curves.png", "predictions.png"):
         width, height = Image.open(finished / name).size
         assert width > 500 and height > 300
@@ -97,6 +97,7 @@ def test_resume_at_an_epoch_is_the_same_run(tmp_path, monkeypatch):
     again = load_checkpoint(folder)
     for kind in ("state_dict", "state_dict_ema"):
         assert all(torch.equal(whole[kind][key], again[kind][key]) for key in whole[kind])
+    assert len(json.loads((folder / "environment.json").read_text())) == 2
     logged = [{k: v for k, v in r.items() if k not in ("seconds", "images_per_s")} for r in records(folder)]
     wanted = [{k: v for k, v in r.items() if k not in ("seconds", "images_per_s")} for r in records(tmp_path / "b")]
     assert logged == wanted
@@ -120,6 +121,19 @@ def stop_after_first_epoch(folder, ema, monkeypatch):
         train(short_run(folder.parent, f"name={folder.name}", *ema, epochs=3))
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"epoch": 1, "updates": 4}) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("++model.kwargs.embed_dim=32", "model.kwargs is .*embed_dim.*; give the run's own settings"),
+        ("mixer=softmax", "mixer.name is softmax here and ttt in the run"),
+        ("engine.epochs=2", "2 epochs are done already; set engine.epochs higher"),
+    ],
+)
+def test_resume_of_another_run_is_refused(finished, override, sentence):
+    with pytest.raises(UserError, match=sentence):
+        train(short_run(finished.parent, f"resume={finished}", override, epochs=3))
 
 
 def test_an_existing_run_is_not_overwritten(finished):

@@ -50,9 +50,10 @@ class RunFolder:
         return cls(path)
 
     def write_start(self, config_yaml: str, overrides: list[str]) -> None:
-        """Save the configuration as composed, and where and how it was started."""
+        """Save the configuration as composed; add to ``environment.json`` where and how the run was (re)started."""
+        starts = json.loads((self / "environment.json").read_text()) if (self / "environment.json").exists() else []
         (self / "config.yaml").write_text(config_yaml)
-        self.write_json("environment.json", {"command": [sys.argv[0], *overrides], **environment()})
+        self.write_json("environment.json", [*starts, {"command": [sys.argv[0], *overrides], **environment()}])
 
     def write_json(self, name: str, value: Any) -> None:
         """Write ``value`` as JSON; the file is at any moment either the old or the whole new one."""

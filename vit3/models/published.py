@@ -12,6 +12,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs
 from timm.models._builder import resolve_pretrained_cfg
 from torch import nn
 
+from vit3.models.weights import WeightsError
+
 # Addresses and figures as the authors' README gives them (the published scores of the files it links).
 PUBLISHED: dict[str, dict] = json.loads((Path(__file__).parent / "published.json").read_text())
 
@@ -74,5 +76,9 @@ def _fetch(name: str, cache_dir: str | None) -> Path:
             ) from error
     from vit3.models.official import convert
 
-    convert(original, converted, name)
+    try:
+        convert(original, converted, name)
+    except WeightsError as error:
+        original.unlink()  # or every later call would meet the same bad file
+        raise RuntimeError(f"pretrained=True: what was downloaded for {name} is not its weights ({error})") from error
     return converted
