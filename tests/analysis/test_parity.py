@@ -1,5 +1,6 @@
 """Our numbers equal the authors'."""
 
+import dataclasses
 import functools
 import zlib
 
@@ -9,6 +10,9 @@ import torch
 from tests.helpers import GOLDEN
 from vit3.analysis import parity
 
+# These float32 gradients are ill-conditioned: float64 differs from the golden values by 2e-3, and so does float32 with
+# another instruction set (AVX2: 2.5e-3) or another release of the kernels (torch 2.6: 2.1e-3) than the golden run's.
+GOLDEN_PLATFORM = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.__version__.startswith("2.14.")
 ROUNDING = "h_vit3_tiny: largest of 362 gradient norms' deviations"
 
 
@@ -20,10 +24,8 @@ def rows_of(check):
 @pytest.mark.parametrize("check", ["block_rows", "classifier_rows", "gradient_rows", "dense_rows"])
 def test_golden(check):
     rows = rows_of(check)
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        # These float32 gradients are ill-conditioned: float64 differs from the golden values by 2e-3, and so does
-        # float32 with another instruction set than the golden run's.
-        rows = [row for row in rows if row.what != ROUNDING]
+    if not GOLDEN_PLATFORM:
+        rows = [dataclasses.replace(row, bound=5e-3) if row.what == ROUNDING else row for row in rows]
     assert rows
     assert [row for row in rows if not row.passed] == []
 
