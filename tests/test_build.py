@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+import vit3.build
+import vit3.data.sets
 from tests.test_config import RECIPES
 from tests.toy import compose_config, make_folder
 from vit3.build import build_data, build_model, build_optimizer, build_schedule, build_trainer, derive
@@ -23,9 +25,7 @@ def configured(*overrides: str) -> TrainConfig:
 
 
 def model_of(cfg: TrainConfig, num_classes: int = 10):
-    return build_model(
-        cfg.model, cfg.mixer, cfg.inner, in_chans=cfg.data.in_chans, num_classes=num_classes, img_size=cfg.data.img_size
-    )
+    return build_model(cfg, num_classes)
 
 
 def trainer_of(cfg: TrainConfig):
@@ -80,11 +80,101 @@ def test_a_timm_model_takes_no_mixer():
         ("mixer.name=sofmax", "mixer='sofmax' is unknown .did you mean 'softmax'"),
         ("mixer.backend=triton", "backend='triton' is not available"),
         ("model.checkpoint=nowhere.pt", "nowhere.pt: no such file"),
+        ("++model.kwargs.drop_rate=0.1", "model.kwargs.drop_rate is no argument of vit3_tiny"),
+        ("++model.kwargs.patch_size=0", "patch_size=0 and depth=4 must be at least 1"),
+        ("inner.lr=nan", "inner.lr=nan must be a finite number"),
     ],
 )
 def test_what_a_model_refuses_is_a_sentence(override, sentence):
     with pytest.raises(UserError, match=sentence):
         model_of(configured(override))
+
+
+def test_a_timm_model_of_fixed_size_gets_the_size():
+    model = model_of(configured("model=any", "model.name=vit_tiny_patch16_224", "data.img_size=[32,48]"))
+    assert model(torch.zeros(1, 1, 32, 48)).shape == (1, 10)
+
+
+def test_transforms_are_tried_before_the_first_step():
+    with pytest.raises(UserError, match="images cannot be transformed as augment"):
+        trainer_of(configured("augment.auto_augment=foo"))
+
+
+def test_values_reach_timm(monkeypatch):
+    """Every setting arrives at the argument of timm that it is meant for."""
+    seen = {}
+
+    def spy(name, original):
+        def call(*args, **kwargs):
+            seen.setdefault(name, []).append(kwargs)
+            return original(*args, **kwargs)
+
+        return call
+
+    for module, name in (
+        (vit3.data.sets, "create_loader"), (vit3.build, "Mixup"), (vit3.build, "create_optimizer_v2"),
+        (vit3.build, "ClassificationTask"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, spy(name, getattr(module, name)))
+    trainer_of(
+        configured(
+            "data.interpolation=bicubic", "data.crop_pct=0.9", "augment.erase_prob=0.3", "augment.hflip=0.4",
+            "augment.color_jitter=0.2", "augment.erase_mode=rand", "augment.ratio=[0.5,2.0]", "augment.mixup=0.7",
+            "augment.cutmix=0.6", "augment.mix_prob=0.8", "augment.switch_prob=0.3", "augment.smoothing=0.2",
+            "optim.betas=[0.8,0.9]", "optim.eps=1e-7",
+        )
+    )  # fmt: skip
+    train, val = seen["create_loader"]
+    for loader in (train, val):
+        assert (loader["interpolation"], loader["crop_pct"], loader["mean"]) == ("bicubic", 0.9, (0.3054,))
+    wanted = dict(re_prob=0.3, re_mode="rand", hflip=0.4, color_jitter=0.2, scale=(0.8, 1.0), ratio=(0.5, 2.0))
+    assert {key: train[key] for key in wanted} == wanted and not wanted.keys() & val.keys()
+    wanted = dict(mixup_alpha=0.7, cutmix_alpha=0.6, prob=0.8, switch_prob=0.3, label_smoothing=0.2, num_classes=10)
+    assert seen["Mixup"] == [wanted]
+    assert seen["ClassificationTask"][0]["criterion_kwargs"] == dict(smoothing=0.0, soft_targets=True)
+    assert (seen["create_optimizer_v2"][0]["betas"], seen["create_optimizer_v2"][0]["eps"]) == ((0.8, 0.9), 1e-7)
+
+
+def test_label_smoothing_without_mixing():
+    task = trainer_of(configured("augment.smoothing=0.2")).task
+    logits = torch.randn(4, 10)
+    target = torch.tensor([1, 2, 3, 4])
+    wanted = torch.nn.functional.cross_entropy(logits, target, label_smoothing=0.2)
+    torch.testing.assert_close(task.criterion(logits, target), wanted)
+
+
+@pytest.mark.parametrize("amp", ["null", "float16"])
+def test_gradients_are_clipped_after_unscaling(amp):
+    """With a tiny limit, plain SGD of rate 1 moves the weights by exactly that much."""
+    trainer = trainer_of(
+        configured(
+            f"engine.amp={amp}", "optim.clip_grad=1e-3", "optim.opt=sgd", "optim.weight_decay=0", "optim.lr=1",
+            "optim.warmup_epochs=0", "engine.steps_per_epoch=1", "engine.ema_decay=null", "++model.kwargs.depth=1",
+        )
+    )  # fmt: skip
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=amp == "float16")
+    parameters = list(trainer.task.trainable_module.parameters())
+    before = [p.detach().clone() for p in parameters]
+    for group in trainer.optimizer.param_groups:
+        group.update(momentum=0, nesterov=False)
+    images, target = next(iter(trainer.train_loader))
+    trainer._step(images, target)
+    moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(parameters, before)]).norm().item()
+    assert moved == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_ema_follows_its_formula():
+    """Warm-up takes the step number: decay 1 - (1 + t)^(-2/3) with t = step - 1, and 0 at the first step."""
+    trainer = trainer_of(configured("engine.ema_decay=0.9", "engine.steps_per_epoch=1", "++model.kwargs.depth=1"))
+    raw, ema = trainer.task.trainable_module, trainer.task.trainable_module_ema.module
+    images, target = next(iter(trainer.train_loader))
+    hand = None
+    for step in range(1, 4):
+        trainer._step(images, target)
+        decay = min(0.9, 1 - step ** (-2 / 3)) if step > 1 else 0.0
+        now = raw.head.weight.detach().clone()
+        hand = now if hand is None else decay * hand + (1 - decay) * now
+        torch.testing.assert_close(ema.head.weight, hand, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("decay_inner", [True, False])
@@ -138,7 +228,11 @@ def test_warm_up_must_leave_an_epoch():
 
 @pytest.mark.parametrize(
     ("override", "sentence"),
-    [("data.mean=[0.5,0.5]", "data.mean=.* one entry for each of in_chans=1"), ("data.img_size=[8]", "data.img_size=.*height, width")],
+    [
+        ("data.mean=[0.5,0.5]", "data.mean=.* one entry for each of in_chans=1"),
+        ("data.img_size=[8]", "data.img_size=.* a list of 2 positive numbers"),
+        ("data.std=[0]", "must be positive"),
+    ],
 )
 def test_lists_of_the_wrong_length(override, sentence):
     with pytest.raises(UserError, match=sentence):
@@ -170,6 +264,22 @@ def test_every_recipe_takes_a_step(recipe, tmp_path):
     assert len(moved) > 0.9 * len(before)
     assert trainer.task.has_ema() == recipe.startswith("h_")
     assert (trainer.mix is not None) and trainer.clip_grad == 5.0
+
+
+def test_a_skipped_float16_step_is_no_failure():
+    """Loss scaling skips a step whose loss overflows: the epoch goes on and counts it."""
+    trainer = trainer_of(configured("engine.amp=float16", "engine.steps_per_epoch=3", "++model.kwargs.depth=1"))
+    criterion, calls = trainer.task.criterion, []
+
+    class Overflowing(torch.nn.Module):
+        def forward(self, output, target):
+            calls.append(1)
+            return criterion(output, target) * (float("inf") if len(calls) == 2 else 1)
+
+    trainer.task.criterion = Overflowing()
+    record = trainer._train_epoch(0)
+    assert record["nonfinite_steps"] == 1 and math.isfinite(record["train/loss"])
+    assert all(p.isfinite().all() for p in trainer.task.trainable_module.parameters())
 
 
 def test_float16_steps_with_loss_scaling():

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from tests.toy import CONFIGS, compose_config
 from vit3.cli import _checked
-from vit3.config import EvalConfig, TrainConfig, known_keys, typed
+from vit3.config import _CHOICES, _RANGES, EvalConfig, TrainConfig, known_keys, typed
 from vit3.errors import UserError
 
 RECIPES = sorted(path.stem for path in (CONFIGS / "recipe").glob("*.yaml"))
@@ -77,9 +77,34 @@ def test_unknown_key_in_a_file_names_the_nearest():
         typed(cfg, TrainConfig)
 
 
+@pytest.mark.parametrize("key", _CHOICES)
+def test_every_choice_is_held(key):
+    root, schema = ("train", TrainConfig) if "." in key else ("eval", EvalConfig)
+    given = ["checkpoint=x"] if root == "eval" else []
+    with pytest.raises(UserError, match=f"{key}=zzz is not allowed; use one of: "):
+        typed(compose_config(f"{key}=zzz", *given, root=root), schema)
+
+
+@pytest.mark.parametrize("key", _RANGES)
+def test_every_range_is_held(key):
+    root, schema = ("train", TrainConfig) if "." in key else ("eval", EvalConfig)
+    given = ["checkpoint=x"] if root == "eval" else []
+    low, high = _RANGES[key]
+    for value in [low - 1] + ([high + 1] if high is not None else []):
+        with pytest.raises(UserError, match=f"{key}=.* is not allowed; it must be "):
+            typed(compose_config(f"{key}={value}", *given, root=root), schema)
+
+
+def test_several_values_need_the_flag():
+    with pytest.raises(UserError, match="engine.seed=0,1 names several values; add -m"):
+        check("engine.seed=0,1")
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
+        ("optim.betas=[0.9]", "optim.betas=.0.9. is not allowed; it must be a list of 2 positive numbers"),
+        ("optim.lr=nan", "optim.lr=nan is not allowed"),
         ("engine.epochs=0", "engine.epochs=0 is not allowed; it must be at least 1"),
         ("engine.epochs=abc", "engine.epochs: .*abc"),
         ("engine.amp=fp16", "engine.amp=fp16 is not allowed; use one of: null, float16, bfloat16"),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
+import os
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from vit3.analysis.plots import plot_predictions
-from vit3.build import build_data, build_loader, build_model
+from vit3.build import build_loader, build_model
 from vit3.cli import run_tool
 from vit3.config import EvalConfig, TrainConfig, typed
+from vit3.data import open_split
 from vit3.engine.checkpoint import load_checkpoint
 from vit3.engine.distributed import start_processes
 from vit3.engine.evaluate import evaluate
@@ -32,40 +33,40 @@ def run_eval(cfg: DictConfig) -> None:
     path = path / "best.pt" if path.is_dir() else path
     state = load_checkpoint(path)
     run_cfg = training_config(state, options)
-    data = build_data(run_cfg, processes)
-    if list(data.classes) != state["classes"]:
+    d = run_cfg.data
+    images = open_split(d.name, d.root, "val", d.in_chans, d.on_bad_image, key="data_root")
+    if list(images.classes) != state["classes"]:
         raise UserError(
-            f"data_root={run_cfg.data.root} has other classes than the checkpoint was trained for "
-            f"({len(data.classes)} against {len(state['classes'])}, or other names); use the same set"
+            f"data_root={d.root} has other classes than the checkpoint was trained for "
+            f"({len(images.classes)} against {len(state['classes'])}, or other names); use the same set"
         )
-    model = build_model(
-        dataclasses.replace(run_cfg.model, pretrained=False, checkpoint=None),
-        run_cfg.mixer,
-        run_cfg.inner,
-        in_chans=run_cfg.data.in_chans,
-        num_classes=len(data.classes),
-        img_size=run_cfg.data.img_size,
-    )
+    if options.predictions and not os.access(Path(options.predictions).parent, os.W_OK):
+        raise UserError(f"predictions={options.predictions}: its folder is missing or not writable; choose another file")
+    model = build_model(run_cfg, len(images.classes))
     weights = chosen_weights(state, options.weights, path)
     model.load_state_dict(state["state_dict_ema" if weights == "ema" else "state_dict"])
     model.to(processes.device)
     batch = options.batch_size or max(1, run_cfg.engine.batch_size // processes.world_size)
-    loader = build_loader(run_cfg, data, processes, training=False, batch_size=batch)
+    loader = build_loader(run_cfg, images, processes, training=False, batch_size=batch)
     scores = evaluate(model, loader, processes, amp=run_cfg.engine.amp, channels_last=run_cfg.engine.channels_last)
     logger.info(
-        f"{path}: {weights} weights of epoch {state['epoch'] + 1}, {len(data.val):,} images: "
+        f"{path}: {weights} weights of epoch {state['epoch'] + 1}, {len(images):,} images: "
         f"top-1 {scores['top1']:.2f} %, top-5 {scores['top5']:.2f} %, loss {scores['loss']:.6f}"
     )
+    if bad := getattr(images, "bad_images", None):
+        if bad.value:
+            logger.warning("%d images could not be decoded and are not in these scores", bad.value)
     if options.predictions and processes.main:
         sheet = predict_sample(
             model, loader, processes, count=64, mean=run_cfg.data.mean, std=run_cfg.data.std, amp=run_cfg.engine.amp
         )
-        plot_predictions(*sheet, data.classes, Path(options.predictions), f"{path}: test images, errors first")
+        plot_predictions(*sheet, images.classes, Path(options.predictions), f"{path}: test images, errors first")
 
 
 def training_config(state: dict, options: EvalConfig) -> TrainConfig:
     """The configuration inside the checkpoint, with what this command changes of it."""
     cfg: TrainConfig = typed(OmegaConf.create(state["config"]), TrainConfig)
+    cfg.model.pretrained, cfg.model.checkpoint = False, None  # the weights are in this checkpoint
     if options.data_root is not None:
         cfg.data.root = options.data_root
     if options.workers is not None:

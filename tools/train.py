@@ -11,10 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from vit3.analysis.flops import count_macs
 from vit3.analysis.plots import plot_curves, plot_predictions
-from vit3.build import build_data, build_model, build_tracker, build_trainer, check_resumable, derive
+from vit3.build import build_data, build_model, build_tracker, build_trainer, derive
 from vit3.cli import overrides, run_tool
 from vit3.config import TrainConfig, typed
-from vit3.engine.checkpoint import load_checkpoint
+from vit3.engine.checkpoint import check_resumable, load_checkpoint
 from vit3.engine.distributed import Processes, seed_everything, start_processes
 from vit3.engine.predict import predict_sample
 from vit3.engine.run_folder import RunFolder
@@ -37,16 +37,9 @@ def train(cfg: DictConfig) -> None:
 
     data = build_data(run_cfg, processes)
     if state is not None:
-        check_resumable(run_cfg, state, data.classes)
-    seed_everything(run_cfg.engine.seed, 0)  # the same start in every process
-    model = build_model(
-        run_cfg.model,
-        run_cfg.mixer,
-        run_cfg.inner,
-        in_chans=run_cfg.data.in_chans,
-        num_classes=len(data.classes),
-        img_size=run_cfg.data.img_size,
-    )
+        check_resumable(state, dataclasses.asdict(run_cfg), data.classes)
+    seed_everything(run_cfg.engine.seed, rank=0)  # the same start in every process
+    model = build_model(run_cfg, len(data.classes))
     derived = derive(run_cfg, data, processes)
     facts = dataclasses.asdict(derived) | {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -97,20 +90,18 @@ def announce(cfg: TrainConfig, run: RunFolder, facts: dict, processes: Processes
 
 def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: dict, processes: Processes) -> None:
     """Draw the sheet of test images and say where everything is."""
-    single = Processes(processes.device)
-    images, labels, predictions = predict_sample(
-        trainer.task.get_eval_model(ema=trainer.task.has_ema()),
+    best = summary["best"]
+    sheet = predict_sample(
+        trainer.task.get_eval_model(ema=best["weights"] == "ema"),
         trainer.val_loader,
-        single,
+        processes,
         count=64,
         mean=cfg.data.mean,
         std=cfg.data.std,
         amp=cfg.engine.amp,
     )
-    plot_predictions(
-        images, labels, predictions, data.classes, run / "predictions.png", f"{run.path.name}: last epoch, errors first"
-    )
-    best = summary["best"]
+    title = f"{run.path.name}: {best['weights']} weights of the last epoch, errors first"
+    plot_predictions(*sheet, data.classes, run / "predictions.png", title)
     logger.info(
         f"best top-1 {best['top1']:.2f} % ({best['weights']} weights, epoch {best['epoch'] + 1}), "
         f"{summary['seconds']:.0f} s\n"

@@ -6,17 +6,20 @@ import dataclasses
 import inspect
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from timm.data import Mixup
-from timm.optim import create_optimizer_v2
+from timm.models import get_pretrained_cfg, split_model_name_tag
+from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.task import ClassificationTask, TrainingTask
 from torch import nn
+from torch.utils.data import Dataset
 
-from vit3.config import DataConfig, InnerConfig, MixerConfig, ModelConfig, TrainConfig, nearest
+from vit3.config import DataConfig, ModelConfig, TrainConfig, nearest
 from vit3.data import Data, make_data, make_loader, preflight
 from vit3.engine.distributed import Processes
 from vit3.engine.run_folder import RunFolder
@@ -24,7 +27,7 @@ from vit3.engine.trackers import WandbTracker
 from vit3.engine.train import Trainer
 from vit3.errors import UserError
 from vit3.inner import InnerSpec
-from vit3.models import MODEL_NAMES
+from vit3.models import MODEL_NAMES, HViT3, ViT3
 from vit3.models.weights import load_weights
 
 logger = logging.getLogger(__name__)
@@ -76,15 +79,22 @@ def build_data(cfg: TrainConfig, processes: Processes) -> Data:
 
 def check_data_config(cfg: DataConfig) -> None:
     """Raise a UserError where lists do not have the length that others ask for."""
-    if len(cfg.img_size) != 2 or min(cfg.img_size) < 1:
-        raise UserError(f"data.img_size={cfg.img_size} must be [height, width], both at least 1")
     for key in ("mean", "std"):
         if len(getattr(cfg, key)) != cfg.in_chans:
             raise UserError(f"data.{key}={getattr(cfg, key)} must have one entry for each of in_chans={cfg.in_chans}")
+    if not min(cfg.std) > 0:
+        raise UserError(f"data.std={cfg.std} must be positive")
 
 
-def build_loader(cfg: TrainConfig, data: Data, processes: Processes, *, training: bool, batch_size: int):
-    """Loader of one split; augmentation for training only."""
+def build_loader(cfg: TrainConfig, split: Dataset, processes: Processes, *, training: bool, batch_size: int):
+    """Loader of one split; augmentation for training only.
+
+    Args:
+        split: the images. batch_size: per process.
+
+    Raises:
+        UserError: an image cannot be transformed as ``augment`` and ``data`` say.
+    """
     a, d = cfg.augment, cfg.data
     augment = dict(
         train_crop_mode=a.crop,
@@ -96,52 +106,53 @@ def build_loader(cfg: TrainConfig, data: Data, processes: Processes, *, training
         re_prob=a.erase_prob,
         re_mode=a.erase_mode,
     )
-    return make_loader(
-        data.train if training else data.val,
-        training=training,
-        batch_size=batch_size,
-        img_size=d.img_size,
-        in_chans=d.in_chans,
-        mean=d.mean,
-        std=d.std,
-        interpolation=d.interpolation,
-        crop_pct=d.crop_pct,
-        workers=d.workers,
-        device=processes.device,
-        distributed=processes.distributed,
-        augment=augment if training else None,
-    )
+    try:
+        loader = make_loader(
+            split,
+            training=training,
+            batch_size=batch_size,
+            img_size=d.img_size,
+            in_chans=d.in_chans,
+            mean=d.mean,
+            std=d.std,
+            interpolation=d.interpolation,
+            crop_pct=d.crop_pct,
+            workers=d.workers,
+            device=processes.device,
+            distributed=processes.distributed,
+            augment=augment if training else None,
+        )
+        split[0]  # once, here, rather than in the first step
+    except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise UserError(f"images cannot be transformed as augment.* and data.* say ({error or type(error)})") from error
+    return loader
 
 
-def build_model(
-    cfg: ModelConfig, mixer: MixerConfig, inner: InnerConfig, *, in_chans: int, num_classes: int, img_size: list[int]
-) -> nn.Module:
+def build_model(cfg: TrainConfig, num_classes: int) -> nn.Module:
     """Any registered model; ours with the chosen mixer.
 
     Raises:
         UserError: unknown name or argument, or values that the model refuses.
     """
-    if not timm.is_model(timm.models.split_model_name_tag(cfg.name)[0]):
-        raise UserError(f"model.name={cfg.name} is no registered model; {nearest(cfg.name, timm.list_models())}")
-    arguments: dict[str, Any] = dict(
-        in_chans=in_chans,
-        num_classes=num_classes,
-        drop_rate=cfg.drop_rate,
-        drop_path_rate=cfg.drop_path_rate,
-        **cfg.kwargs,
+    m, img_size = cfg.model, tuple(cfg.data.img_size)
+    arch = split_model_name_tag(m.name)[0]
+    if not timm.is_model(arch):
+        raise UserError(f"model.name={m.name} is no registered model; {nearest(m.name, timm.list_models())}")
+    given = dict(
+        in_chans=cfg.data.in_chans, num_classes=num_classes, drop_rate=m.drop_rate, drop_path_rate=m.drop_path_rate
     )
+    if arch in MODEL_NAMES:
+        given |= dict(img_size=img_size, mixer=cfg.mixer.name, mixer_kwargs=_mixer_kwargs(cfg))
+        _check_arguments(m, given)
+    elif get_pretrained_cfg(m.name).fixed_input_size:
+        given |= dict(img_size=img_size)
     try:
-        if cfg.name.split(".")[0] in MODEL_NAMES:
-            _check_arguments(cfg)
-            arguments |= dict(
-                img_size=tuple(img_size), mixer=mixer.name, mixer_kwargs=_mixer_kwargs(mixer, inner)
-            )
-        model = timm.create_model(cfg.name, pretrained=cfg.pretrained, **arguments)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise UserError(f"model {cfg.name} cannot be built: {error}") from error
-    if cfg.checkpoint:
-        _load_start(model, cfg.checkpoint)
-    if cfg.grad_checkpointing:
+        model = timm.create_model(m.name, pretrained=m.pretrained, **{**m.kwargs, **given})
+    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+        raise UserError(f"model {m.name} cannot be built: {error}") from error
+    if m.checkpoint:
+        _load_start(model, m.checkpoint)
+    if m.grad_checkpointing:
         model.set_grad_checkpointing()
     return model
 
@@ -165,20 +176,16 @@ def build_task(cfg: TrainConfig, model: nn.Module, derived: Derived, processes: 
 def build_optimizer(cfg: TrainConfig, model: nn.Module, derived: Derived) -> torch.optim.Optimizer:
     """timm's optimiser; biases and 1-D tensors are not decayed, W1, W2, W3 as ``optim.decay_inner`` says."""
     o = cfg.optim
+    undecayed = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
     if not o.decay_inner:
-        undecayed = {name for name, _ in model.named_parameters() if name.split(".")[-1] in ("w1", "w2", "w3")}
-        undecayed |= set(model.no_weight_decay())
-        model.no_weight_decay = lambda: undecayed
+        undecayed |= {name for name, _ in model.named_parameters() if name.split(".")[-1] in ("w1", "w2", "w3")}
+    options: dict[str, Any] = dict(weight_decay=o.weight_decay, no_weight_decay_list=undecayed)
+    if o.layer_decay is None:
+        groups = param_groups_weight_decay(model, **options)
+    else:
+        groups = param_groups_layer_decay(model, layer_decay=o.layer_decay, **options)
     try:
-        return create_optimizer_v2(
-            model,
-            opt=o.opt,
-            lr=derived.lr,
-            weight_decay=o.weight_decay,
-            layer_decay=o.layer_decay,
-            betas=tuple(o.betas),
-            eps=o.eps,
-        )
+        return create_optimizer_v2(groups, opt=o.opt, lr=derived.lr, betas=tuple(o.betas), eps=o.eps)
     except (ValueError, TypeError, AssertionError) as error:
         raise UserError(f"optim.opt={o.opt} cannot be built: {error}") from error
 
@@ -187,11 +194,12 @@ def build_schedule(cfg: TrainConfig, optimizer: torch.optim.Optimizer, derived: 
     """timm's schedule per update; the warm-up lies inside the epochs.
 
     Raises:
-        UserError: no epoch is left after the warm-up, or the schedule is unknown.
+        UserError: no epoch is left after the warm-up.
     """
     if cfg.optim.warmup_epochs >= cfg.engine.epochs:
         raise UserError(
-            f"optim.warmup_epochs={cfg.optim.warmup_epochs:g} must be less than engine.epochs={cfg.engine.epochs}"
+            f"optim.warmup_epochs={cfg.optim.warmup_epochs:g} must be less than engine.epochs={cfg.engine.epochs}; "
+            "set optim.warmup_epochs=0 for a very short run"
         )
     schedule, _ = create_scheduler_v2(
         optimizer,
@@ -209,7 +217,14 @@ def build_schedule(cfg: TrainConfig, optimizer: torch.optim.Optimizer, derived: 
 def build_trainer(
     cfg: TrainConfig, data: Data, model: nn.Module, derived: Derived, facts: dict[str, Any], processes: Processes
 ) -> Trainer:
-    """Everything that :class:`vit3.engine.train.Trainer` needs."""
+    """Everything that :class:`vit3.engine.train.Trainer` needs.
+
+    Args:
+        model: not yet wrapped. facts: numbers for ``summary.json``.
+
+    Raises:
+        UserError: optimiser, schedule or transforms cannot be built.
+    """
     optimizer = build_optimizer(cfg, model, derived)
     mix = None
     if _mixes(cfg):
@@ -226,8 +241,8 @@ def build_trainer(
         task=build_task(cfg, model, derived, processes),
         optimizer=optimizer,
         schedule=build_schedule(cfg, optimizer, derived),
-        train_loader=build_loader(cfg, data, processes, training=True, batch_size=derived.batch_per_process),
-        val_loader=build_loader(cfg, data, processes, training=False, batch_size=derived.batch_per_process),
+        train_loader=build_loader(cfg, data.train, processes, training=True, batch_size=derived.batch_per_process),
+        val_loader=build_loader(cfg, data.val, processes, training=False, batch_size=derived.batch_per_process),
         processes=processes,
         epochs=cfg.engine.epochs,
         steps_per_epoch=derived.updates_per_epoch,
@@ -237,33 +252,10 @@ def build_trainer(
         channels_last=cfg.engine.channels_last,
         ema_warmup=cfg.engine.ema_warmup,
         mix=mix,
-        metadata={"config": dataclasses.asdict(cfg), "classes": list(data.classes)},
+        metadata={"config": _portable(cfg), "classes": list(data.classes)},
         facts=facts,
         bad_images=lambda: data.bad_images,
     )
-
-
-def check_resumable(cfg: TrainConfig, state: dict[str, Any], classes: tuple[str, ...]) -> None:
-    """Make sure that a checkpoint is of the run that ``cfg`` describes; schedules and paths may differ.
-
-    Raises:
-        UserError: another model, mixer, inner step or data; or nothing is left to train.
-    """
-    here, there = dataclasses.asdict(cfg), state["config"]
-    fixed = [(group, key) for group in ("model", "mixer", "inner") for key in here[group]]
-    fixed += [("data", key) for key in ("name", "img_size", "in_chans")]
-    for group, key in fixed:
-        ours, theirs = here[group][key], there[group].get(key)
-        if ours != theirs and key not in ("pretrained", "checkpoint", "grad_checkpointing", "backend"):
-            raise UserError(
-                f"resume={cfg.resume}: {group}.{key} is {ours} here and {theirs} in the run; give the run's own settings"
-            )
-    if list(classes) != state["classes"]:
-        raise UserError(f"resume={cfg.resume}: data.root={cfg.data.root} has other classes than the run was trained on")
-    if state["epoch"] + 1 >= cfg.engine.epochs:
-        raise UserError(
-            f"resume={cfg.resume}: {state['epoch'] + 1} epochs are done already; set engine.epochs higher to go on"
-        )
 
 
 def build_tracker(cfg: TrainConfig, run: RunFolder, processes: Processes) -> WandbTracker | None:
@@ -284,25 +276,36 @@ def _mixes(cfg: TrainConfig) -> bool:
     return cfg.augment.mixup > 0 or cfg.augment.cutmix > 0
 
 
-def _mixer_kwargs(mixer: MixerConfig, inner: InnerConfig) -> dict[str, Any]:
-    if mixer.name != "ttt":
+def _portable(cfg: TrainConfig) -> dict[str, Any]:
+    """The configuration for a checkpoint: paths made absolute, so that it can be evaluated from any folder."""
+    plain = dataclasses.asdict(cfg)
+    if cfg.data.root:
+        plain["data"]["root"] = str(Path(cfg.data.root).resolve())
+    return plain
+
+
+def _mixer_kwargs(cfg: TrainConfig) -> dict[str, Any]:
+    if cfg.mixer.name != "ttt":
         return {}
-    return dict(backend=mixer.backend, inner=InnerSpec(lr=inner.lr, scale=inner.scale))
+    try:
+        return dict(backend=cfg.mixer.backend, inner=InnerSpec(lr=cfg.inner.lr, scale=cfg.inner.scale))
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
-def _check_arguments(cfg: ModelConfig) -> None:
-    """Name the nearest argument where ``model.kwargs`` has one that our models do not take."""
-    from vit3.models import HViT3, ViT3
-
+def _check_arguments(cfg: ModelConfig, given: dict[str, Any]) -> None:
+    """Name the nearest argument where ``model.kwargs`` has one that our models do not take, or that is set elsewhere."""
     cls = HViT3 if cfg.name.startswith("h_") else ViT3
-    allowed = set(inspect.signature(cls).parameters) - {"mixer", "mixer_kwargs", "in_chans", "num_classes", "img_size"}
+    allowed = set(inspect.signature(cls).parameters) - given.keys()
     for name in cfg.kwargs:
         if name not in allowed:
             raise UserError(f"model.kwargs.{name} is no argument of {cfg.name}; {nearest(name, allowed)}")
 
 
 def _load_start(model: nn.Module, path: str) -> None:
-    """Load weights to start from and say what was found."""
+    """Load weights to start from (of a run folder: its best) and say what was found."""
+    if Path(path).is_dir():
+        path = str(Path(path) / "best.pt")
     try:
         report = load_weights(model, path)
     except (ValueError, FileNotFoundError) as error:

@@ -20,6 +20,8 @@ from vit3.errors import UserError
 
 _FREE_KEYS = ("model.kwargs.",)  # below these, any key may be set
 
+_MULTIRUN = ("-m", "--multirun")
+
 # Our run folder holds everything, and our logging says it: Hydra writes no second folder and no log.
 _QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra.job.chdir=false", "hydra/job_logging=none")
 
@@ -32,7 +34,8 @@ def run_tool(main: Callable[[DictConfig], None], *, config_name: str, schema: ty
         configs: folder of the configurations.
     """
     try:
-        sys.argv[1:] = [*(_checked(argument, schema, configs) for argument in sys.argv[1:]), *_QUIET]
+        checked = [_checked(argument, schema, configs) for argument in sys.argv[1:]]
+        sys.argv[1:] = [*sorted(checked, key=lambda a: a not in _MULTIRUN), *_QUIET]  # Hydra wants that flag first
     except UserError as error:
         _stop(error)
     hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(_guarded(main))()
@@ -46,7 +49,7 @@ def _guarded(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]
         except UserError as error:
             _stop(error)
         except KeyboardInterrupt:
-            _stop(UserError("stopped; the last finished epoch is kept, resume=RUN_FOLDER goes on from it"), code=130)
+            _stop(UserError("stopped; resume=RUN_FOLDER goes on after the last finished epoch, if there is one"), code=130)
         finally:
             stop_processes()
 
@@ -54,12 +57,12 @@ def _guarded(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]
 
 
 def _stop(error: UserError, code: int = 2) -> None:
-    """Print the sentence, from the main process only, and leave."""
+    """Print the sentence and leave. What all processes see, all say; what one sees, no other can say."""
     text = str(error)
     if "Original Traceback" in text:  # torch wraps what a loader process raised
         text = text.strip().splitlines()[-1].split("UserError: ")[-1]
-    if os.environ.get("RANK", "0") == "0":
-        print(f"error: {text}", file=sys.stderr, flush=True)
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    print(f"error{'' if rank == '0' else f' (process {rank})'}: {text}", file=sys.stderr, flush=True)
     sys.exit(code)
 
 
@@ -71,6 +74,8 @@ def _checked(argument: str, schema: type, configs: Path) -> str:
         override = OverridesParser.create().parse_override(argument)
     except HydraException as error:
         raise UserError(f"'{argument}' is no key=value ({str(error).splitlines()[0]})") from error
+    if override.is_sweep_override() and not set(_MULTIRUN) & set(sys.argv):
+        raise UserError(f"{argument} names several values; add -m for one run each, or write a list as key=[a,b]")
     key = override.key_or_group.lstrip("/")
     groups = {path.name for path in configs.iterdir() if path.is_dir()}
     if key.startswith("hydra") or override.is_delete():

@@ -137,7 +137,9 @@ class EvalConfig:
 
 _CHOICES = {
     "data.on_bad_image": ("raise", "skip"),
+    "data.interpolation": ("bilinear", "bicubic", "lanczos", "nearest"),
     "augment.crop": ("rrc", "rkrc", "rkrr"),
+    "optim.sched": ("cosine", "tanh", "step", "multistep", "poly", "wsd", "rsqrt", "constant"),
     "augment.erase_mode": ("const", "rand", "pixel"),
     "engine.amp": (None, "float16", "bfloat16"),
     "engine.device": ("auto", "cpu", "cuda"),
@@ -145,6 +147,9 @@ _CHOICES = {
     "weights": ("auto", "raw", "ema"),
     "device": ("auto", "cpu", "cuda"),
 }
+
+# Lists of positive numbers: how many
+_LENGTHS = {"data.img_size": 2, "augment.scale": 2, "augment.ratio": 2, "optim.betas": 2}
 
 # key: (lowest, highest) allowed, both included; None = no bound
 _RANGES = {
@@ -165,6 +170,10 @@ _RANGES = {
     "optim.weight_decay": (0, None),
     "optim.clip_grad": (1e-12, None),
     "optim.warmup_epochs": (0, None),
+    "optim.warmup_lr": (0, None),
+    "optim.min_lr": (0, None),
+    "optim.layer_decay": (1e-6, 1),
+    "engine.seed": (0, None),
     "engine.epochs": (1, None),
     "engine.batch_size": (1, None),
     "engine.ema_decay": (0, 1),
@@ -249,9 +258,15 @@ def _check_values(run) -> None:
         value = _look_up(run, key)
         if value is _ABSENT or value is None:
             continue
-        if (low is not None and value < low) or (high is not None and value > high):
+        if not (value >= (low if low is not None else value)) or (high is not None and not value <= high):  # NaN too
             bounds = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
             raise UserError(f"{key}={value} is not allowed; it must be {bounds}")
+
+
+    for key, length in _LENGTHS.items():
+        value = _look_up(run, key)
+        if value is not _ABSENT and (len(value) != length or not all(v > 0 for v in value)):
+            raise UserError(f"{key}={value} is not allowed; it must be a list of {length} positive numbers")
 
 
 _ABSENT = object()

@@ -71,7 +71,7 @@ def test_missing_split(tmp_path):
 
 def test_empty_class(tmp_path):
     (make_folder(tmp_path) / "train" / "class9").mkdir()
-    with pytest.raises(UserError, match="class folders without an image: class9"):
+    with pytest.raises(UserError, match="class folders without an image .*png.*: class9"):
         folder(tmp_path)
 
 
@@ -94,6 +94,20 @@ def test_no_image_at_all(tmp_path):
         (tmp_path / split / "a").mkdir(parents=True)
     with pytest.raises(UserError, match="holds no image"):
         folder(tmp_path)
+
+
+def test_a_class_is_the_first_level_of_folders(tmp_path):
+    for split in ("train", "val"):
+        for label, name in enumerate(("cat", "dog")):
+            for part in ("part1", "part2"):
+                make_image(tmp_path / split / name / part / "a.png", label)
+    data = folder(tmp_path)
+    assert data.classes == ("cat", "dog") and [data.val[i][1] for i in range(4)] == [0, 0, 1, 1]
+
+
+def test_hidden_folders_are_no_classes(tmp_path):
+    (make_folder(tmp_path) / "train" / ".ipynb_checkpoints").mkdir()
+    assert len(folder(tmp_path).classes) == 3
 
 
 def test_imagenet_has_a_thousand_classes(tmp_path):
@@ -143,6 +157,21 @@ def test_bad_files_are_counted_over_loader_processes(spoilt):
     data = folder(spoilt, "skip")
     assert sum(len(labels) for _, labels in loader_of(data.train, workers=2)) == 17
     assert data.bad_images == 2
+
+
+def test_dangling_links_are_bad_files(tmp_path):
+    (make_folder(tmp_path) / "train" / "class0" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(UserError, match="gone.png cannot be decoded"):
+        check(folder(tmp_path))
+
+
+def test_bad_test_images_are_left_out_and_not_replaced(tmp_path):
+    root = make_folder(tmp_path)
+    (root / "val" / "class1" / "0.png").write_bytes(b"")
+    with pytest.raises(UserError, match="val.class1.0.png cannot be decoded"):
+        check(folder(root))
+    data = folder(root, "skip")
+    assert [data.val[i][1] for i in range(6)] == [0, 0, -1, 1, 2, 2] and data.bad_images == 1
 
 
 def test_a_bad_file_in_a_loader_process_is_still_a_user_error(spoilt):

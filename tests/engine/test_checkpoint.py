@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from vit3 import files
 from vit3.engine import checkpoint
 from vit3.engine.checkpoint import load_checkpoint, save_checkpoint
 from vit3.errors import UserError
@@ -29,7 +30,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, failing):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(*{
-        "save": (checkpoint.torch, "save"), "fsync": (checkpoint.os, "fsync"), "replace": (checkpoint.os, "replace"),
+        "save": (checkpoint.torch, "save"), "fsync": (files.os, "fsync"), "replace": (files.os, "replace"),
     }[failing], fail)  # fmt: skip
     with pytest.raises(UserError, match="cannot be written .*No space left"):
         save_checkpoint({"epoch": 2}, path)

@@ -29,6 +29,14 @@ def test_scores_do_not_depend_on_the_batch(problem, batch):
     assert scores["loss"] == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), abs=1e-6)
 
 
+def test_undecodable_images_are_left_out(problem):
+    model, images, labels = problem
+    whole = evaluate(model, [(images[3:], labels[3:])], CPU)
+    labels = labels.clone()
+    labels[:3] = -1
+    assert evaluate(model, list(zip(images.split(7), labels.split(7))), CPU) == pytest.approx(whole, abs=1e-6)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_training_mode_is_restored(problem, training):
     model, images, labels = problem

@@ -126,9 +126,12 @@ def stop_after_first_epoch(folder, ema, monkeypatch):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("++model.kwargs.embed_dim=32", "model.kwargs is .*embed_dim.*; give the run's own settings"),
+        ("++model.kwargs.embed_dim=32", "model.kwargs is .*embed_dim.*; give the run's own value"),
         ("mixer=softmax", "mixer.name is softmax here and ttt in the run"),
         ("engine.epochs=2", "2 epochs are done already; set engine.epochs higher"),
+        ("optim.opt=sgd", "optim.opt is sgd here and adamw in the run"),
+        ("optim.decay_inner=false", "optim.decay_inner is False here and True in the run"),
+        ("engine.amp=float16", "float16 has a loss scale"),
     ],
 )
 def test_resume_of_another_run_is_refused(finished, override, sentence):
@@ -139,6 +142,17 @@ def test_resume_of_another_run_is_refused(finished, override, sentence):
 def test_an_existing_run_is_not_overwritten(finished):
     with pytest.raises(UserError, match="holds a run already; add resume="):
         train(short_run(finished.parent, "name=a"))
+
+
+def test_name_is_one_folder(tmp_path):
+    with pytest.raises(UserError, match="name=../x must be one folder name"):
+        train(short_run(tmp_path / "runs", "name=../x"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sheet_that_cannot_be_written_is_said_first(finished, tmp_path):
+    with pytest.raises(UserError, match="predictions=.*its folder is missing"):
+        run_eval(compose_config(f"checkpoint={finished}", f"predictions={tmp_path}/no/x.png", root="eval"))
 
 
 def test_unwritable_output(tmp_path):
@@ -154,7 +168,7 @@ def test_a_failing_start_leaves_no_folder(tmp_path):
 
 
 def test_loss_that_is_not_finite_stops_with_a_sentence(tmp_path):
-    with pytest.raises(UserError, match="the training loss became nan|the training loss became inf"):
+    with pytest.raises(UserError, match="the training loss was not finite in . steps of epoch"):
         train(short_run(tmp_path, "optim.lr=1e30", "optim.clip_grad=null", "optim.min_lr=1e30", epochs=3))
 
 
@@ -169,6 +183,8 @@ def test_folder_data_with_the_paper_augmentation(tmp_path, caplog):
     assert math.isfinite(record["val/loss"])
     line = evaluate(tmp_path / "runs" / "f" / "last.pt", caplog)
     assert "9 images" in line and f"loss {record['val/loss']:.6f}" in line
+    only_val = make_folder(tmp_path / "only_val", classes=3, train=0, val=1)
+    assert "3 images" in evaluate(tmp_path / "runs" / "f", caplog, f"data_root={only_val}")
     other = make_folder(tmp_path / "other", classes=2)
     with pytest.raises(UserError, match="has other classes than the checkpoint was trained for"):
         evaluate(tmp_path / "runs" / "f", caplog, f"data_root={other}")

@@ -49,7 +49,7 @@ def plot_curves(metrics: Path, target: Path, title: str) -> None:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     loss.legend(frameon=False)
-    accuracy.legend(frameon=False, loc="center right")
+    accuracy.legend(frameon=False)
     figure.suptitle(title, fontsize=10)
     figure.savefig(target)
 

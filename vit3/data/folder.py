@@ -16,22 +16,29 @@ _RETRIES = 50
 
 
 class FolderImages(ImageDataset):
-    """A timm image dataset that either stops at a bad file or counts it and takes the next image with its label.
+    """A timm image dataset that either stops at a bad file or counts it and goes on.
+
+    In training the next image takes a bad one's place, with its own label; in evaluation a blank one does, with label
+    -1, which :func:`vit3.engine.evaluate.evaluate` leaves out, so that no image counts twice.
 
     Args:
         reader: timm reader (:func:`timm.data.create_dataset` builds it).
         in_chans: 1 (grey) or 3 (RGB); palettes, CMYK and 16-bit images are converted.
         on_bad_image: ``raise`` or ``skip``.
+        training: which of the two ways to go on.
 
     Attributes:
         bad_images: shared counter of skipped files, over all loader processes.
+
+    Raises:
+        UserError: in_chans is neither 1 nor 3.
     """
 
-    def __init__(self, reader, in_chans: int, on_bad_image: str):
+    def __init__(self, reader, in_chans: int, on_bad_image: str, training: bool):
         if in_chans not in _MODES:
             raise UserError(f"data.in_chans={in_chans} is not possible for image files; use 1 (grey) or 3 (RGB)")
         super().__init__(root=None, reader=reader, input_img_mode=_MODES[in_chans])
-        self.skip = on_bad_image == "skip"
+        self.skip, self.training = on_bad_image == "skip", training
         self.bad_images = multiprocessing.Value("q", 0)
 
     @property
@@ -45,8 +52,8 @@ class FolderImages(ImageDataset):
         Raises:
             UserError: the file cannot be decoded.
         """
-        file, target = self.reader[index]
         try:
+            file, target = self.reader[index]
             with file, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # corrupt metadata beside good pixels
                 return _converted(Image.open(file), self.input_img_mode), target
@@ -66,6 +73,9 @@ class FolderImages(ImageDataset):
                     raise
                 with self.bad_images.get_lock():
                     self.bad_images.value += 1
+                if not self.training:
+                    blank = Image.new(self.input_img_mode, (64, 64))
+                    return (self.transform(blank) if self.transform else blank), -1
                 index = (index + 1) % len(self)
         raise UserError(f"{_RETRIES} images in a row cannot be decoded; check the files under data.root")
 

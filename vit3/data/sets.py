@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from timm.data import create_dataset, create_loader
+from timm.data.readers.img_extensions import get_img_extensions
 from torch.utils.data import Dataset
 
 from vit3.data.digits import Digits
@@ -14,6 +15,7 @@ from vit3.data.folder import FolderImages
 from vit3.errors import UserError
 
 DATA_NAMES = ("digits", "folder", "imagenet")
+_EXTENSIONS = " ".join(sorted(get_img_extensions()))
 
 
 @dataclass
@@ -47,15 +49,7 @@ def make_data(name: str, root: str | None, in_chans: int, on_bad_image: str) -> 
     Raises:
         UserError: unknown name, missing folder, no image, class folders that are empty or differ between splits.
     """
-    if name == "digits":
-        if in_chans != 1:
-            raise UserError(f"data.in_chans={in_chans}: the digits have 1 channel")
-        return Data(Digits("train"), Digits("val"), Digits.classes)
-    if name not in DATA_NAMES:
-        raise UserError(f"data.name={name} is unknown; use one of: {', '.join(DATA_NAMES)}")
-    if not root:
-        raise UserError(f"data.root is not set; data={name} needs data.root=FOLDER with train/ and val/ in it")
-    train, val = (_open_split(Path(root), split, in_chans, on_bad_image) for split in ("train", "val"))
+    train, val = (open_split(name, root, split, in_chans, on_bad_image) for split in ("train", "val"))
     only_train = sorted(set(train.classes) - set(val.classes))
     only_val = sorted(set(val.classes) - set(train.classes))
     if only_train or only_val:
@@ -63,11 +57,30 @@ def make_data(name: str, root: str | None, in_chans: int, on_bad_image: str) -> 
             f"data.root={root}: the class folders of train and val differ "
             f"(only in train: {_some(only_train)}; only in val: {_some(only_val)}); make them the same"
         )
-    if name == "imagenet" and len(train.classes) != 1000:
-        raise UserError(
-            f"data.root={root} holds {len(train.classes)} classes, ImageNet-1K has 1000; use data=folder for other sets"
-        )
     return Data(train, val, train.classes)
+
+
+def open_split(name: str, root: str | None, split: str, in_chans: int, on_bad_image: str, key: str = "data.root"):
+    """Open ``train`` or ``val`` of a data set; arguments as of :func:`make_data`.
+
+    Args:
+        key: what the user calls ``root``, for the sentences.
+    """
+    if name == "digits":
+        if in_chans != 1:
+            raise UserError(f"data.in_chans={in_chans}: the digits have 1 channel")
+        return Digits(split)
+    if name not in DATA_NAMES:
+        raise UserError(f"data.name={name} is unknown; use one of: {', '.join(DATA_NAMES)}")
+    if not root:
+        raise UserError(f"{key} is not set; data={name} needs {key}=FOLDER with train/ and val/ in it")
+    reader = _reader(Path(root), split, key)
+    images = FolderImages(reader, in_chans, on_bad_image, training=split == "train")
+    if name == "imagenet" and len(images.classes) != 1000:
+        raise UserError(
+            f"{key}={root} holds {len(images.classes)} classes, ImageNet-1K has 1000; use data=folder for other sets"
+        )
+    return images
 
 
 def make_loader(
@@ -99,27 +112,31 @@ def make_loader(
     )
 
 
-def _open_split(root: Path, split: str, in_chans: int, on_bad_image: str) -> FolderImages:
+def _reader(root: Path, split: str, key: str):
+    """timm's reader of ROOT/split/CLASS/...; a class is the first level of folders, as in ImageFolder."""
     if not root.is_dir():
-        raise UserError(f"data.root={root} is no folder; set data.root to the folder that holds train/ and val/")
+        raise UserError(f"{key}={root} is no folder; set {key} to the folder that holds train/ and val/")
     names = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}[split]
     folder = next((root / name for name in names if (root / name).is_dir()), None)
     if folder is None:
-        raise UserError(f"data.root={root} has no folder {split}/; expected {split}/CLASS/image below it")
+        raise UserError(f"{key}={root} has no folder {split}/; expected {split}/CLASS/image below it")
     try:
         reader = create_dataset("", root=str(folder), split=split, search_split=False).reader
     except RuntimeError as error:  # timm: no images
-        raise UserError(f"{folder} holds no image; expected {split}/CLASS/image below data.root") from error
-    samples = [Path(path).relative_to(folder) for path, _ in reader.samples]
-    if any(len(path.parts) < 2 for path in samples):
+        raise UserError(f"{folder} holds no image ({_EXTENSIONS}); expected {split}/CLASS/image") from error
+    paths = [Path(path).relative_to(folder).parts for path, _ in reader.samples]
+    flat = [parts[0] for parts in paths if len(parts) < 2]
+    if flat:
+        raise UserError(f"{folder} has images outside of class folders ({_some(flat)}); expected {split}/CLASS/image")
+    folders = {entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+    if empty := sorted(folders - {parts[0] for parts in paths}):
         raise UserError(
-            f"{folder} has images outside of class folders ({_some([p.name for p in samples if len(p.parts) < 2])}); "
-            f"expected {split}/CLASS/image"
+            f"{folder}: class folders without an image ({_EXTENSIONS}): {_some(empty)}; fill or remove them"
         )
-    empty = sorted({entry.name for entry in folder.iterdir() if entry.is_dir()} - {path.parts[0] for path in samples})
-    if empty:
-        raise UserError(f"{folder}: class folders without an image: {_some(empty)}; fill or remove them")
-    return FolderImages(reader, in_chans, on_bad_image)
+    # timm names a class by the last folder of a path, which merges CLASS_A/part1 and CLASS_B/part1
+    reader.class_to_idx = {name: i for i, name in enumerate(sorted({parts[0] for parts in paths}))}
+    reader.samples = [(path, reader.class_to_idx[parts[0]]) for (path, _), parts in zip(reader.samples, paths)]
+    return reader
 
 
 def _some(names: list[str]) -> str:

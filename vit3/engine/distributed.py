@@ -79,9 +79,10 @@ def stop_processes() -> None:
         dist.destroy_process_group()
 
 
-def seed_everything(seed: int, rank: int, epoch: int = 0) -> None:
-    """Seed Python, NumPy and torch for one epoch of one process; different for each of them."""
-    value = int(np.random.SeedSequence([seed, rank, epoch]).generate_state(1)[0])
+def seed_everything(seed: int, rank: int, epoch: int | None = None) -> None:
+    """Seed Python, NumPy and torch for one epoch of one process, or for what comes before the first (None)."""
+    moment = 0 if epoch is None else epoch + 1
+    value = int(np.random.SeedSequence([seed, rank, moment]).generate_state(1)[0])
     random.seed(value)
     np.random.seed(value)
     torch.manual_seed(value)

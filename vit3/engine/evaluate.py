@@ -23,11 +23,14 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss, top-1 and top-5 (in per cent) over a loader; every image counts once, whatever the processes and batches.
 
+    Left out: what a distributed sampler adds to make shares equal, and images that could not be decoded (label -1).
+
     Args:
         model: images to logits; its training mode is restored afterwards.
         amp: precision of the forward pass, as in training.
     """
-    evaluator = ClassificationEvaluator(processes.device, max_samples=evaluation_sample_limit(loader))
+    evaluator = ClassificationEvaluator(processes.device)
+    left = evaluation_sample_limit(loader)  # None: all
     was_training = model.training
     model.eval()
     with progress(title, len(loader), processes.main) as advance:
@@ -36,7 +39,9 @@ def evaluate(
                 images = images.contiguous(memory_format=torch.channels_last)
             with autocast(processes.device, amp):
                 output = model(images)
-            evaluator.update(output, target)
+            own = target[:left] >= 0
+            evaluator.update(output[:left][own], target[:left][own])
+            left = None if left is None else max(0, left - len(target))
             advance(len(images) * processes.world_size)
     model.train(was_training)
     return dict(evaluator.compute(distributed=processes.distributed))

@@ -22,6 +22,7 @@ def predict_sample(model: nn.Module, loader, processes: Processes, *, count: int
     Returns:
         images (n, H, W, C) uint8, labels (n,), predictions (n,).
     """
+    was_training = model.training
     model.eval()
     shift, scale = (torch.tensor(v, device=processes.device).view(-1, 1, 1) for v in (mean, std))
     kept: dict[bool, list] = {True: [], False: []}  # by whether the prediction is wrong
@@ -31,8 +32,9 @@ def predict_sample(model: nn.Module, loader, processes: Processes, *, count: int
         pixels = ((images.float() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
         for image, label, prediction in zip(pixels.permute(0, 2, 3, 1).cpu().numpy(), target.tolist(), predicted.tolist()):
             group = kept[label != prediction]
-            if len(group) < count:
+            if label >= 0 and len(group) < count:
                 group.append((image, label, prediction))
+    model.train(was_training)
     wrong = kept[True][: count // 2]
     images, labels, predictions = zip(*(wrong + kept[False][: count - len(wrong)]))
     return np.stack(images), np.array(labels), np.array(predictions)

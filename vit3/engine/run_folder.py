@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from vit3.errors import UserError
+from vit3.files import replacing
 
 
 class RunFolder:
@@ -33,8 +34,10 @@ class RunFolder:
             output: parent folder. name: its name; None takes ``default_name`` with the time.
 
         Raises:
-            UserError: not writable, or ``name`` holds a run already.
+            UserError: not writable, ``name`` is no folder name, or holds a run already.
         """
+        if name is not None and (Path(name).name != name or name in (".", "..")):
+            raise UserError(f"name={name} must be one folder name; set the folder above it by output=FOLDER")
         path = Path(output) / (name or f"{default_name}-{time.strftime('%Y%m%d-%H%M%S')}")
         try:
             if name is None:
@@ -52,14 +55,14 @@ class RunFolder:
     def write_start(self, config_yaml: str, overrides: list[str]) -> None:
         """Save the configuration as composed; add to ``environment.json`` where and how the run was (re)started."""
         starts = json.loads((self / "environment.json").read_text()) if (self / "environment.json").exists() else []
-        (self / "config.yaml").write_text(config_yaml)
+        if not (self / "config.yaml").exists():
+            (self / "config.yaml").write_text(config_yaml)
         self.write_json("environment.json", [*starts, {"command": [sys.argv[0], *overrides], **environment()}])
 
     def write_json(self, name: str, value: Any) -> None:
         """Write ``value`` as JSON; the file is at any moment either the old or the whole new one."""
-        part = self / (name + ".part")
-        part.write_text(json.dumps(value, indent=2) + "\n")
-        os.replace(part, self / name)
+        with replacing(self / name) as file:
+            file.write((json.dumps(value, indent=2) + "\n").encode())
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add one line to ``metrics.jsonl``."""

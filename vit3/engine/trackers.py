@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import queue
 import threading
+from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -18,7 +20,9 @@ class WandbTracker:
 
     def __init__(self, *, mode: str, project: str, entity: str | None, folder: str, name: str, config: dict):
         self._queue: queue.Queue = queue.Queue()
-        options = dict(project=project, entity=entity, dir=folder, name=name, id=name, resume="allow", config=config)
+        # resuming the same folder continues the same wandb run; two folders of one name stay apart
+        unique = hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:16]
+        options = dict(project=project, entity=entity, dir=folder, name=name, id=unique, resume="allow", config=config)
         self._thread = threading.Thread(target=self._work, args=(mode, options), daemon=True)
         self._thread.start()
 

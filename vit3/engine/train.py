@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from dataclasses import dataclass, field
 from itertools import islice
@@ -82,6 +81,13 @@ class Trainer:
         Raises:
             UserError: a file cannot be written, or the loss is not finite.
         """
+        try:
+            return self._fit(run, tracker, after_epoch)
+        finally:
+            if tracker:
+                tracker.finish()
+
+    def _fit(self, run: RunFolder, tracker: WandbTracker | None, after_epoch: Callable[[], None]) -> dict[str, Any]:
         self.processes.on_main(lambda: run.keep_metrics_before(self.start_epoch))
         summary = self._summary(None)
         for epoch in range(self.start_epoch, self.epochs):
@@ -101,45 +107,58 @@ class Trainer:
             if self.processes.main:
                 logger.info(_line(record, self.epochs, self.best))
                 after_epoch()
-        if tracker:
-            tracker.finish()
         return summary
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Continue after the epoch that ``state`` (a checkpoint) was saved at."""
+        """Continue after the epoch that ``state`` (a checkpoint) was saved at.
+
+        Raises:
+            UserError: the optimiser's state does not fit.
+        """
         self.task.load_checkpoint_state(state["state_dict"])
         if self.task.has_ema():
             self.task.load_checkpoint_state(state.get("state_dict_ema") or state["state_dict"], ema=True)
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (ValueError, KeyError) as error:
+            raise UserError(f"resume: the optimiser of the run does not fit this one ({error})") from error
         self.scaler.load_state_dict(state["scaler"])
         self.start_epoch, self.best, self.seconds = state["epoch"] + 1, state["best"], state["seconds"]
         self.updates = self.start_epoch * self.steps_per_epoch
-        self.schedule.step_update(self.updates - 1)
+        self.schedule.step_update(self.updates - 1)  # of this run's schedule, which may differ from the saved one
 
     def _train_epoch(self, epoch: int) -> dict[str, float]:
         seed_everything(self.seed, self.processes.rank, epoch)
-        if hasattr(getattr(self.train_loader, "sampler", None), "set_epoch"):
-            self.train_loader.sampler.set_epoch(epoch)
+        sampler = getattr(self.train_loader, "sampler", None)
+        if hasattr(sampler, "set_epoch"):  # distributed: shuffles by its seed + epoch
+            sampler.seed = self.seed * 1_000_003
+            sampler.set_epoch(epoch)
         self.task.train()
-        lr = self.optimizer.param_groups[0]["lr"]
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.processes.device)
+        lr = max(group["lr"] for group in self.optimizer.param_groups)
+        losses = torch.zeros(2, dtype=torch.float64, device=self.processes.device)  # sum and number of the finite ones
         images_seen, started = 0, time.perf_counter()
         title = f"epoch {epoch + 1}/{self.epochs}"
         with progress(title, self.steps_per_epoch, self.processes.main) as advance:
             for step, (images, target) in enumerate(islice(self.train_loader, self.steps_per_epoch)):
                 loss = self._step(images, target)
-                loss_sum += loss
+                losses += torch.stack((loss.nan_to_num(0, 0, 0), loss.isfinite().double()))
                 self.schedule.step_update(epoch * self.steps_per_epoch + step)
                 images_seen += len(images) * self.processes.world_size
                 advance(len(images) * self.processes.world_size)
-        loss = self._mean(loss_sum / self.steps_per_epoch)
-        if not math.isfinite(loss):
+        if self.processes.distributed:
+            torch.distributed.all_reduce(losses)
+        total, finite = losses.tolist()
+        bad = self.steps_per_epoch * self.processes.world_size - int(finite)
+        # loss scaling skips a step that overflows; without it, weights and all that follows are lost
+        if finite == 0 or (bad and self.amp != "float16"):
+            kept = f"last.pt in the run folder holds epoch {epoch}" if epoch else "nothing was saved yet"
             raise UserError(
-                f"the training loss became {loss} in epoch {epoch}; last.pt in the run folder holds the epoch before it: "
+                f"the training loss was not finite in {bad} steps of epoch {epoch + 1}; {kept}: "
                 "lower optim.lr, or use engine.amp=bfloat16 or null"
             )
         rate = images_seen / (time.perf_counter() - started)
-        return {"lr": lr, "train/loss": loss, "images_per_s": round(rate, 1)}
+        record = {"lr": lr, "train/loss": total / finite, "images_per_s": round(rate, 1)}
+        return record | ({"nonfinite_steps": bad} if bad else {})
 
     def _step(self, images: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """One optimiser update; returns the detached loss."""
@@ -160,21 +179,14 @@ class Trainer:
         self.task.update_ema(step=self.updates if self.ema_warmup else None)
         return loss.detach().double()
 
-    def _mean(self, value: torch.Tensor) -> float:
-        """Mean of a number over all processes."""
-        if self.processes.distributed:
-            torch.distributed.all_reduce(value)
-            value = value / self.processes.world_size
-        return value.item()
-
     def _evaluate_all(self) -> dict[str, float]:
         """Scores of the raw and, where there is one, the averaged model, as ``val/…`` and ``val_ema/…``."""
-        if self.processes.distributed:
-            distribute_bn(unwrap_model(self.task.get_trainable_module()), self.processes.world_size, reduce=True)
         record = {}
         for prefix, ema in (("val", False), ("val_ema", True)):
             if ema and not self.task.has_ema():
                 continue
+            if self.processes.distributed:  # each process has seen other images, but one set of statistics is saved
+                distribute_bn(unwrap_model(self.task.get_trainable_module(ema=ema)), self.processes.world_size, reduce=True)
             model = self.task.get_eval_model(ema=ema)
             scores = evaluate(model, self.val_loader, self.processes, amp=self.amp, channels_last=self.channels_last)
             record |= {f"{prefix}/{name}": value for name, value in scores.items()}
@@ -207,8 +219,11 @@ class Trainer:
         if improved:
             save_checkpoint(state, run / "best.pt")
         save_checkpoint(state, run / "last.pt")
-        run.append_metrics(record)
-        run.write_json("summary.json", summary)
+        try:
+            run.append_metrics(record)
+            run.write_json("summary.json", summary)
+        except OSError as error:
+            raise UserError(f"{run.path} cannot be written ({error}); free space and resume={run.path}") from error
 
 
 def _line(record: dict[str, Any], epochs: int, best: dict[str, Any]) -> str:

@@ -13,5 +13,5 @@ def dot_product(prediction: Tensor, target: Tensor, *, scale: float, token_dims:
     Unbounded below; step size and soft norm are what bound the update. Source: paper equation for the
     dot-product loss, with the released block's mean over tokens.
     """
-    tokens = math.prod(target.shape[dim] for dim in token_dims)
+    tokens = math.prod([target.shape[dim] for dim in token_dims])  # a list: a compiler cannot follow a generator
     return -scale * (prediction * target).sum(dim=token_dims) / tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from timm.models import checkpoint
 from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
@@ -14,8 +15,6 @@ class Backbone(nn.Module):
 
     def __init__(self, num_classes: int, in_chans: int, global_pool: str, drop_rate: float):
         super().__init__()
-        if num_classes < 0:
-            raise ValueError(f"num_classes={num_classes} must be 0 (no classifier) or more")
         if in_chans < 1:
             raise ValueError(f"in_chans={in_chans} must be at least 1")
         self.num_classes, self.in_chans = num_classes, in_chans
@@ -47,8 +46,6 @@ class Backbone(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the last layer by a fresh one for ``num_classes`` (0 for none)."""
-        if num_classes < 0:
-            raise ValueError(f"num_classes={num_classes} must be 0 (no classifier) or more")
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = _checked_pool(global_pool)
@@ -71,6 +68,12 @@ class Backbone(nn.Module):
         """Images (B, in_chans, H, W), of any size, to logits (B, num_classes)."""
         return self.forward_head(self.forward_features(x))
 
+    def _run(self, block: nn.Module, x: Tensor, h: int, w: int) -> Tensor:
+        """One block on tokens (B, h*w, C), recomputed in the backward pass if that is asked for."""
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            return checkpoint(block, x, h, w)
+        return block(x, h, w)
+
     def _check_image(self, x: Tensor) -> None:
         if x.ndim != 4 or x.shape[1] != self.in_chans:
             raise ValueError(
@@ -91,6 +94,8 @@ def _checked_pool(global_pool: str) -> str:
 
 
 def _linear_head(num_features: int, num_classes: int) -> nn.Module:
+    if num_classes < 0:
+        raise ValueError(f"num_classes={num_classes} must be 0 (no classifier) or more")
     return nn.Linear(num_features, num_classes) if num_classes > 0 else nn.Identity()
 
 

@@ -7,9 +7,11 @@ table 12; the authors' code (rotary encoding and the convolution in the feed-for
 
 from __future__ import annotations
 
+from typing import Collection
+
 import torch
 from timm.layers import DropPath
-from timm.models import checkpoint, register_model
+from timm.models import register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -64,7 +66,7 @@ class HViT3(Backbone):
         drop_path_rate: stochastic depth at the last block, growing linearly from 0.
         mixer: name of a registered mixer, or a class of the same signature.
         mixer_kwargs: keyword arguments of the mixer.
-        img_size: nominal size, recorded for data configs; no weight depends on it.
+        img_size: nominal size, which timm records for data configs; nothing here depends on it.
 
     Raises:
         ValueError: lists of unequal length, channels no multiple of the heads, unknown mixer, wrong image shape.
@@ -105,12 +107,32 @@ class HViT3(Backbone):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, in_chans, H, W) to the normalised map (B, C, h, w) of the last stage."""
-        return self.forward_intermediates(x, indices=[])[0]
+        return self._normalise(*self._stages(x)[:3])
 
-    def _run(self, block: Block, x: Tensor, h: int, w: int) -> Tensor:
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            return checkpoint(block, x, h, w)
-        return block(x, h, w)
+    def _stages(self, x: Tensor, take: Collection[int] = (), last: int | None = None):
+        """Run the stages up to ``last``.
+
+        Returns:
+            Tokens (B, h*w, C) of that stage, h, w, and a dict from each stage in ``take`` to its (tokens, h, w).
+        """
+        self._check_image(x)
+        last = len(self.layers) - 1 if last is None else last
+        x, h, w = self.patch_embed(x)
+        taken = {}
+        for i, stage in enumerate(self.layers[: last + 1]):
+            for block in stage.blocks:
+                x = self._run(block, x, h, w)
+            if i in take:
+                taken[i] = x, h, w
+            if i < last:
+                x, h, w = stage.downsample(x, h, w)
+        return x, h, w, taken
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The map (B, C, h, w) to logits (B, num_classes); unpooled with ``global_pool=""``: (B, num_classes, h, w)."""
+        if self.global_pool == "" and not pre_logits:
+            return self.head(self.head_drop(x).movedim(1, -1)).movedim(-1, 1)
+        return super().forward_head(x, pre_logits)
 
     def _normalise(self, x: Tensor, h: int, w: int) -> Tensor:
         """Final norm: tokens (B, h*w, C) to a map (B, C, h, w)."""
@@ -131,6 +153,8 @@ class HViT3(Backbone):
     ):
         """Outputs of chosen stages before their downsampling, as timm defines it.
 
+        The final features are normalised only if the last stage was run (its width is the norm's).
+
         Args:
             x: images (B, in_chans, H, W).
             indices: the last n stages if an int, all if None, else these stages.
@@ -144,23 +168,16 @@ class HViT3(Backbone):
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt='{output_fmt}' must be 'NCHW': stages differ in grid and width")
-        self._check_image(x)
         final = len(self.layers) - 1
-        take, last = feature_take_indices(len(self.layers), indices) if indices != [] else ([], final)
-        x, h, w = self.patch_embed(x)
-        intermediates = []
-        for i, stage in enumerate(self.layers[: last + 1] if stop_early else self.layers):
-            for block in stage.blocks:
-                x = self._run(block, x, h, w)
-            if i in take:
-                y = self._normalise(x, h, w) if norm and i == final else to_map(x, h, w)
-                intermediates.append(y.contiguous())
-            if stage.downsample is not None and not (stop_early and i == last):
-                x, h, w = stage.downsample(x, h, w)
+        take, last = feature_take_indices(len(self.layers), indices)
+        last = last if stop_early else final
+        x, h, w, taken = self._stages(x, take, last)
+        intermediates = [
+            (self._normalise(*y) if norm and i == final else to_map(*y)).contiguous() for i, y in taken.items()
+        ]
         if intermediates_only:
             return intermediates
-        complete = not stop_early or last == final
-        return (self._normalise(x, h, w) if complete else to_map(x, h, w)), intermediates
+        return (self._normalise(x, h, w) if last == final else to_map(x, h, w)), intermediates
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True

@@ -12,7 +12,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs
 from timm.models._builder import resolve_pretrained_cfg
 from torch import nn
 
-from vit3.models.weights import WeightsError
+from vit3.models.unpickle import WeightsError
 
 # Addresses and figures as the authors' README gives them (the published scores of the files it links).
 PUBLISHED: dict[str, dict] = json.loads((Path(__file__).parent / "published.json").read_text())
@@ -44,9 +44,12 @@ def published_cfgs(names: tuple[str, ...], first_conv: str):
 def build(cls: type[nn.Module], name: str, pretrained: bool, **kwargs) -> nn.Module:
     """Build a registered model through timm; the published file is fetched and converted first if it is wanted.
 
+    Takes timm's ``device`` and ``dtype`` of the new model besides what ``cls`` takes.
+
     Raises:
         RuntimeError: the published file cannot be downloaded.
     """
+    device, dtype = torch.device(kwargs.pop("device", None) or torch.get_default_device()), kwargs.pop("dtype", None)
     overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
     if pretrained:
         if kwargs.get("mixer", "ttt") != "ttt":
@@ -54,7 +57,9 @@ def build(cls: type[nn.Module], name: str, pretrained: bool, **kwargs) -> nn.Mod
         cfg = dataclasses.asdict(resolve_pretrained_cfg(name, kwargs.get("pretrained_cfg"), overlay))
         if cfg["url"] == PUBLISHED[name]["address"] and not (cfg["file"] or cfg["source"] or cfg["state_dict"]):
             overlay["file"] = str(_fetch(name, kwargs.get("cache_dir")))
-    return build_model_with_cfg(cls, name, pretrained, pretrained_cfg_overlay=overlay, **kwargs)
+    with device:
+        model = build_model_with_cfg(cls, name, pretrained, pretrained_cfg_overlay=overlay, **kwargs)
+    return model if dtype is None else model.to(dtype)
 
 
 def _fetch(name: str, cache_dir: str | None) -> Path:

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 from timm.layers import DropPath, Mlp
-from timm.models import checkpoint, register_model
+from timm.models import register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -70,7 +70,7 @@ class ViT3(Backbone):
         drop_path_rate: stochastic depth at the last block, growing linearly from 0.
         mixer: name of a registered mixer, or a class of the same signature.
         mixer_kwargs: keyword arguments of the mixer.
-        img_size: nominal size, recorded for data configs; no weight depends on it.
+        img_size: nominal size, which timm records for data configs; nothing here depends on it.
 
     Raises:
         ValueError: embed_dim is not a multiple of num_heads, unknown mixer, wrong image shape.
@@ -93,6 +93,8 @@ class ViT3(Backbone):
         img_size: int | tuple[int, int] | None = None,
     ):
         super().__init__(num_classes, in_chans, global_pool, drop_rate)
+        if patch_size < 1 or depth < 1:
+            raise ValueError(f"patch_size={patch_size} and depth={depth} must be at least 1")
         self.embed_dim, self.patch_size = embed_dim, patch_size
         self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size)
         self.blocks = nn.ModuleList(
@@ -113,11 +115,6 @@ class ViT3(Backbone):
             x = self._run(block, x, h, w)
         return self.norm(x)
 
-    def _run(self, block: Block, x: Tensor, h: int, w: int) -> Tensor:
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            return checkpoint(block, x, h, w)
-        return block(x, h, w)
-
     def pool(self, x: Tensor) -> Tensor:
         """Mean over tokens, (B, N, C) to (B, C)."""
         return x.mean(dim=1)
@@ -131,7 +128,7 @@ class ViT3(Backbone):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ):
-        """Outputs of chosen blocks, as timm defines it.
+        """Outputs of chosen blocks, as timm defines it; the final features are normalised.
 
         Args:
             x: images (B, in_chans, H, W).

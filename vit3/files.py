@@ -1,0 +1,31 @@
+"""Files that are at any moment either the old one or the whole new one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Iterator
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Context that yields a temporary binary file beside ``path``; on success it is synced and takes its place.
+
+    The temporary name is unique, so several processes may write the same path; the last one wins.
+
+    Raises:
+        OSError: as the file system says; ``path`` is untouched and the temporary file gone.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
