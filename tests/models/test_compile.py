@@ -8,6 +8,7 @@ import torch
 
 from tests.helpers import narrow, shallow
 from vit3.analysis.parity import relative_error
+from vit3.mixers import TTT
 
 families = pytest.mark.parametrize("name", ["vit3_tiny", "h_vit3_tiny"])
 INPUTS = [(2, 64, 96), (3, 96, 64), (4, 33, 31), (2, 65, 97), (5, 72, 80)]  # batch, height, width
@@ -68,3 +69,11 @@ def test_checkpointing_and_drop_path(name):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on the CPU")
 def test_inductor():
     check_dynamic(shallow("vit3_tiny"))
+
+
+def test_inner_report_compiles_whole():
+    mixer, x = TTT(32, 2).eval(), torch.randn(2, 15, 32)
+    y, inner = torch.compile(mixer, fullgraph=True, backend="aot_eager")(x, 3, 5, return_inner=True)
+    z, wanted = mixer(x, 3, 5, return_inner=True)
+    torch.testing.assert_close(y, z)
+    torch.testing.assert_close(inner["glu"]["loss_after"], wanted["glu"]["loss_after"])

@@ -296,3 +296,20 @@ def test_empty_batch(name):
 def test_stages_must_agree():
     with pytest.raises(ValueError, match="dims, depths and num_heads must name the same stages; got 4, 3 and 4"):
         timm.create_model("h_vit3_tiny", depths=(1, 1, 1))
+
+
+@pytest.mark.parametrize("name", ["vit3_tiny", "h_vit3_tiny"])
+def test_unpooled_logits(name):
+    """With ``global_pool=""`` the classifier answers for every position; their mean is the pooled answer."""
+    model, x = narrow(name, num_classes=5, global_pool="").eval(), torch.randn(2, 3, 64, 96)
+    with torch.no_grad():
+        logits = model(x)
+        pooled = logits.flatten(2).mean(-1) if logits.ndim == 4 else logits.mean(1)
+        model.global_pool = "avg"
+        torch.testing.assert_close(pooled, model(x))
+
+
+@pytest.mark.parametrize("name", ["vit3_tiny", "h_vit3_tiny"])
+def test_device_and_dtype_of_a_new_model(name):
+    model = narrow(name, device="meta", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.bfloat16)}
