@@ -25,7 +25,14 @@ setup(
     package_data={"vit3": ["**/*.json", "**/*.md"], "vit3.configs": ["**/*.yaml"]},
     install_requires=requirements,
     extras_require={
-        "mm": [],  # detection and segmentation through OpenMMLab
+        # detection and segmentation through OpenMMLab (the maintained forks, under the same import names)
+        "mm": [
+            "onedl-mmengine>=0.10.12",
+            "onedl-mmcv>=2.3.6",
+            "onedl-mmdetection>=3.5.1",
+            "onedl-mmsegmentation>=1.4.2",
+            "pycocotools>=2.0.8",
+        ],
         "gen": ["diffusers>=0.30", "torch-fidelity>=0.3"],  # image generation
         "export": ["onnx>=1.16", "onnxscript>=0.1", "onnxruntime>=1.18"],
         "cluster": ["hydra-submitit-launcher>=1.2"],

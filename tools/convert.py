@@ -1,4 +1,4 @@
-"""Convert a downloaded official checkpoint: ``python tools/convert.py IN.pth OUT.safetensors [--model NAME] [--ema]``."""
+"""Convert a downloaded official checkpoint: ``python tools/convert.py IN.pth OUT.safetensors``."""
 
 from __future__ import annotations
 

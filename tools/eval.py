@@ -41,7 +41,9 @@ def run_eval(cfg: DictConfig) -> None:
             f"({len(images.classes)} against {len(state['classes'])}, or other names); use the same set"
         )
     if options.predictions and not os.access(Path(options.predictions).parent, os.W_OK):
-        raise UserError(f"predictions={options.predictions}: its folder is missing or not writable; choose another file")
+        raise UserError(
+            f"predictions={options.predictions}: its folder is missing or not writable; choose another file"
+        )
     model = build_model(run_cfg, len(images.classes))
     weights = chosen_weights(state, options.weights, path)
     model.load_state_dict(state["state_dict_ema" if weights == "ema" else "state_dict"])

@@ -82,8 +82,10 @@ def announce(cfg: TrainConfig, run: RunFolder, facts: dict, processes: Processes
         f"data         {cfg.data.name}: {facts['train_images']:,} training and {facts['val_images']:,} test images",
         f"batch        {facts['global_batch']} = {facts['world_size']} x {facts['batch_per_process']}; "
         f"{facts['updates_per_epoch']} updates an epoch, {facts['updates']:,} in all",
-        f"learning     peak {facts['lr']:.4g}, warm-up from {facts['warmup_lr']:.4g}, down to {facts['min_lr']:.4g}; EMA {ema}",
-        f"device       {processes.device}, precision {cfg.engine.amp or 'float32'}, {torch.get_num_threads()} CPU threads",
+        f"learning     peak {facts['lr']:.4g}, warm-up from {facts['warmup_lr']:.4g}, down to {facts['min_lr']:.4g}; "
+        f"EMA {ema}",
+        f"device       {processes.device}, precision {cfg.engine.amp or 'float32'}, "
+        f"{torch.get_num_threads()} CPU threads",
     ):
         logger.info(line)
 

@@ -294,7 +294,7 @@ def _mixer_kwargs(cfg: TrainConfig) -> dict[str, Any]:
 
 
 def _check_arguments(cfg: ModelConfig, given: dict[str, Any]) -> None:
-    """Name the nearest argument where ``model.kwargs`` has one that our models do not take, or that is set elsewhere."""
+    """Name the nearest argument where ``model.kwargs`` has one that our models lack or that is ``given`` elsewhere."""
     cls = HViT3 if cfg.name.startswith("h_") else ViT3
     allowed = set(inspect.signature(cls).parameters) - given.keys()
     for name in cfg.kwargs:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -49,7 +49,9 @@ def _guarded(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]
         except UserError as error:
             _stop(error)
         except KeyboardInterrupt:
-            _stop(UserError("stopped; resume=RUN_FOLDER goes on after the last finished epoch, if there is one"), code=130)
+            _stop(
+                UserError("stopped; resume=RUN_FOLDER goes on after the last finished epoch, if there is one"), code=130
+            )
         finally:
             stop_processes()
 

@@ -262,7 +262,6 @@ def _check_values(run) -> None:
             bounds = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
             raise UserError(f"{key}={value} is not allowed; it must be {bounds}")
 
-
     for key, length in _LENGTHS.items():
         value = _look_up(run, key)
         if value is not _ABSENT and (len(value) != length or not all(v > 0 for v in value)):

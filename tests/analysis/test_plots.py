@@ -26,14 +26,17 @@ def drawn(monkeypatch, draw, *args):
 def test_wrong_predictions_are_marked(monkeypatch, tmp_path):
     images = np.zeros((3, 4, 4, 1), np.uint8)
     labels, predictions = np.array([0, 1, 1]), np.array([1, 1, 1])
-    figure = drawn(monkeypatch, plots.plot_predictions, images, labels, predictions, ("a", "b"), tmp_path / "x.png", "t")
+    figure = drawn(
+        monkeypatch, plots.plot_predictions, images, labels, predictions, ("a", "b"), tmp_path / "x.png", "t"
+    )
     titles = [(axes.get_title(), axes.title.get_color()) for axes in figure.axes[:3]]
     assert titles == [("b (is a)", plots._WRONG), ("b", "#222222"), ("b", "#222222")]
 
 
 def test_curves_hold_the_numbers(monkeypatch, tmp_path):
     records = [
-        {"epoch": e, "train/loss": 3.0 - e, "val/loss": 2.0 - e, "val/top1": 50 + e % 2, "val_ema/loss": 1.0, "val_ema/top1": 40}
+        {"epoch": e, "train/loss": 3.0 - e, "val/loss": 2.0 - e, "val/top1": 50 + e % 2, "val_ema/loss": 1.0,
+         "val_ema/top1": 40}
         for e in range(4)
     ]  # fmt: skip
     (tmp_path / "m.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import auto_augment
 
 from tests.toy import make_folder, make_image
 from vit3.data import make_data, make_loader, preflight
@@ -185,6 +186,15 @@ def test_sixteen_bit_images_are_scaled(spoilt):
     pixels = np.asarray(data.train.decode(index)[0])
     assert pixels.shape == (20, 24, 3)
     assert 100 < pixels.mean() < 155 and (pixels == 255).mean() < 0.02  # Pillow alone clips almost all to white
+
+
+@pytest.mark.parametrize("name", auto_augment._RAND_INCREASING_TRANSFORMS)
+def test_the_paper_augmentation_runs_at_every_strength(name):
+    """rand-m9-mstd0.5-inc1 draws magnitudes up to 10; rare ones must not stop a run of days."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8))
+    for magnitude in range(11):
+        options = dict(translate_const=10, img_mean=(124, 116, 104))
+        assert auto_augment.AugmentOp(name, prob=1.0, magnitude=magnitude, hparams=options)(image).size == (24, 24)
 
 
 def test_batch_larger_than_the_data():

@@ -21,6 +21,8 @@ def test_errors_come_first_and_pixels_are_restored():
             return torch.tensor([[1.0, 0.0]]).expand(len(x), 2)
 
     loader = list(zip(images.split(5), labels.split(5)))
-    shown, truth, predicted = predict_sample(Zero(), loader, Processes(torch.device("cpu")), count=8, mean=mean, std=std)
+    shown, truth, predicted = predict_sample(
+        Zero(), loader, Processes(torch.device("cpu")), count=8, mean=mean, std=std
+    )
     assert truth.tolist() == [1] * 4 + [0] * 4 and predicted.tolist() == [0] * 8
     assert np.array_equal(shown[:4], pixels[labels == 1][:4].permute(0, 2, 3, 1).numpy())

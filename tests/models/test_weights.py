@@ -8,7 +8,7 @@ import pytest
 import torch
 from timm.utils import ModelEmaV3
 
-from tests.helpers import shallow, same_dict
+from tests.helpers import same_dict, shallow
 from vit3.models.weights import WeightsError, match, read_tensors, strip_prefixes, write_tensors
 
 

@@ -9,16 +9,17 @@ import math
 import pytest
 import torch
 from PIL import Image
+from vit3.tools.eval import run_eval
+from vit3.tools.train import train
 
 from tests.toy import compose_config, make_folder, short_run
 from vit3.engine.checkpoint import load_checkpoint
 from vit3.engine.train import Trainer
 from vit3.errors import UserError
-from vit3.tools.eval import run_eval
-from vit3.tools.train import train
 
 RUN_FILES = {
-    "best.pt", "last.pt", "config.yaml", "curves.png", "environment.json", "metrics.jsonl", "predictions.png", "summary.json",
+    "best.pt", "last.pt", "config.yaml", "environment.json", "metrics.jsonl", "summary.json", "curves.png",
+    "predictions.png",
 }  # fmt: skip
 
 

@@ -32,7 +32,8 @@ def preflight(data: Data, *, batch_size: int, world_size: int, mixing: bool) -> 
     per_process = batch_size // world_size
     if mixing and per_process % 2:
         raise UserError(
-            f"engine.batch_size={batch_size} gives {per_process} images per process; mixup and cutmix need an even number"
+            f"engine.batch_size={batch_size} gives {per_process} images per process; "
+            "mixup and cutmix need an even number"
         )
     images = -(-len(data.train) // world_size)  # the sampler pads to equal shares
     if images < per_process:
@@ -58,7 +59,9 @@ def _check_decoding(split: Dataset) -> None:
     with ThreadPoolExecutor(8) as pool:
         errors = [error for error in pool.map(error_of, indices) if error]
     if errors and not split.skip:
-        raise UserError(f"{errors[0]} (and {len(errors) - 1} more of {len(indices)} tried)" if errors[1:] else errors[0])
+        raise UserError(
+            f"{errors[0]} (and {len(errors) - 1} more of {len(indices)} tried)" if errors[1:] else errors[0]
+        )
     if errors:
         logger.warning(
             "%d of %d tried images cannot be decoded and will be skipped: %s", len(errors), len(indices), errors[0]

@@ -74,7 +74,9 @@ def check_resumable(state: dict[str, Any], config: dict[str, Any], classes: tupl
         for key in keys:
             here, there = config[group][key], state["config"][group].get(key)
             if here != there:
-                raise UserError(f"{what}: {group}.{key} is {here} here and {there} in the run; give the run's own value")
+                raise UserError(
+                    f"{what}: {group}.{key} is {here} here and {there} in the run; give the run's own value"
+                )
     scaled = [cfg["engine"]["amp"] == "float16" for cfg in (config, state["config"])]
     if scaled[0] != scaled[1]:
         raise UserError(f"{what}: engine.amp={config['engine']['amp']} here and {state['config']['engine']['amp']} "

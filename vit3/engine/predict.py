@@ -30,7 +30,9 @@ def predict_sample(model: nn.Module, loader, processes: Processes, *, count: int
         with autocast(processes.device, amp):
             predicted = model(images).argmax(dim=-1)
         pixels = ((images.float() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
-        for image, label, prediction in zip(pixels.permute(0, 2, 3, 1).cpu().numpy(), target.tolist(), predicted.tolist()):
+        for image, label, prediction in zip(
+            pixels.permute(0, 2, 3, 1).cpu().numpy(), target.tolist(), predicted.tolist()
+        ):
             group = kept[label != prediction]
             if label >= 0 and len(group) < count:
                 group.append((image, label, prediction))

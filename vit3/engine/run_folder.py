@@ -18,7 +18,7 @@ from vit3.files import replacing
 
 
 class RunFolder:
-    """Files of one run: ``config.yaml``, ``environment.json``, ``metrics.jsonl``, ``summary.json``, checkpoints, plots."""
+    """Files of one run: configuration, environment, ``metrics.jsonl``, ``summary.json``, checkpoints and plots."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -16,7 +16,7 @@ _LOGIN_SECONDS = 15  # before an online run falls back to offline
 
 
 class WandbTracker:
-    """Hands numbers to wandb in a daemon thread; a failure is one warning, and the run folder has all of them anyway."""
+    """Hands numbers to wandb in a daemon thread; a failure is one warning, the run folder has them all anyway."""
 
     def __init__(self, *, mode: str, project: str, entity: str | None, folder: str, name: str, config: dict):
         self._queue: queue.Queue = queue.Queue()
@@ -57,7 +57,9 @@ class WandbTracker:
                     raise RuntimeError("not logged in")
                 return wandb.init(mode="online", settings=settings, **options)
             except Exception as error:
-                logger.warning("wandb goes offline for this run (%s); `wandb sync` uploads it later", _first_line(error))
+                logger.warning(
+                    "wandb goes offline for this run (%s); `wandb sync` uploads it later", _first_line(error)
+                )
         return wandb.init(mode="offline", settings=settings, **options)
 
 

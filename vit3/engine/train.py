@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from timm.task import TrainingTask
@@ -186,7 +187,9 @@ class Trainer:
             if ema and not self.task.has_ema():
                 continue
             if self.processes.distributed:  # each process has seen other images, but one set of statistics is saved
-                distribute_bn(unwrap_model(self.task.get_trainable_module(ema=ema)), self.processes.world_size, reduce=True)
+                distribute_bn(
+                    unwrap_model(self.task.get_trainable_module(ema=ema)), self.processes.world_size, reduce=True
+                )
             model = self.task.get_eval_model(ema=ema)
             scores = evaluate(model, self.val_loader, self.processes, amp=self.amp, channels_last=self.channels_last)
             record |= {f"{prefix}/{name}": value for name, value in scores.items()}
@@ -202,7 +205,13 @@ class Trainer:
         return improved
 
     def _summary(self, record: dict[str, Any] | None) -> dict[str, Any]:
-        return {"best": self.best, "last": record, "epochs": self.epochs, "seconds": round(self.seconds, 2), **self.facts}
+        return {
+            "best": self.best,
+            "last": record,
+            "epochs": self.epochs,
+            "seconds": round(self.seconds, 2),
+            **self.facts,
+        }
 
     def _write(self, run: RunFolder, record: dict[str, Any], summary: dict[str, Any], improved: bool) -> None:
         """Write checkpoints, then numbers, so that no number stands for weights that were not kept."""
@@ -231,7 +240,8 @@ def _line(record: dict[str, Any], epochs: int, best: dict[str, Any]) -> str:
     ema = f"  ema {record['val_ema/top1']:6.2f} %" if "val_ema/top1" in record else ""
     left = record["seconds"] / (record["epoch"] + 1) * (epochs - record["epoch"] - 1)
     return (
-        f"epoch {record['epoch'] + 1:3d}/{epochs}  loss {record['train/loss']:.4f}  top-1 {record['val/top1']:6.2f} %{ema}"
+        f"epoch {record['epoch'] + 1:3d}/{epochs}  loss {record['train/loss']:.4f}"
+        f"  top-1 {record['val/top1']:6.2f} %{ema}"
         f"  best {best['top1']:.2f} %  {record['images_per_s']:,.0f} images/s  {_duration(left)} left"
     )
 

@@ -37,9 +37,7 @@ def inner_report(
         1/(norm + 1) it multiplied by), ``update_norm`` and ``relative_update`` (B,), ``fast_weights`` (B, ...).
     """
     weights = tuple(w.expand_as(f) for w, f in zip(start, fast))
-    loss = [
-        dot_product(model.apply(w, k), v, scale=spec.scale, token_dims=model.token_dims) for w in (weights, fast)
-    ]
+    loss = [dot_product(model.apply(w, k), v, scale=spec.scale, token_dims=model.token_dims) for w in (weights, fast)]
     report = {"loss_before": loss[0], "loss_after": loss[1]}
     for key in ("grad_norm", "clip_ratio", "update_norm", "relative_update", "fast_weights"):
         report[key] = {}

@@ -43,8 +43,7 @@ def inner_train(
         loss = dot_product(model.apply(fast, k), v, scale=spec.scale, token_dims=model.token_dims)
         gradients = torch.autograd.grad(loss.sum(), fast, create_graph=record)
         fast = tuple(
-            gradient_descent(w, g, lr=spec.lr, norm_dim=dim)
-            for w, g, dim in zip(fast, gradients, model.norm_dims)
+            gradient_descent(w, g, lr=spec.lr, norm_dim=dim) for w, g, dim in zip(fast, gradients, model.norm_dims)
         )
     return fast if record else tuple(w.detach() for w in fast)
 

@@ -64,7 +64,9 @@ class TTT(nn.Module):
         for w in (self.w1, self.w2, self.w3):
             nn.init.trunc_normal_(w, std=0.02)
 
-    def forward(self, x: Tensor, h: int, w: int, rope: RoPE2d | None = None, return_inner: bool = False):
+    def forward(
+        self, x: Tensor, h: int, w: int, rope: RoPE2d | None = None, return_inner: bool = False
+    ) -> Tensor | tuple[Tensor, dict]:
         """Mix the tokens of an h x w grid.
 
         Args:
@@ -91,7 +93,7 @@ class TTT(nn.Module):
             return y, self._describe(glu_qkv[1:], conv_qkv[1:])
         return y
 
-    def _project(self, x: Tensor, h: int, w: int, rope: RoPE2d | None):
+    def _project(self, x: Tensor, h: int, w: int, rope: RoPE2d | None) -> tuple[tuple[Tensor, ...], ...]:
         """Queries, keys and values of both branches, as views: (B, M, N, D) and (B, D, h, w) each."""
         c, d = self.dim, self.head_dim
         glu, conv = self.qkv(x).split((3 * c, 3 * d), dim=-1)
@@ -106,7 +108,10 @@ class TTT(nn.Module):
 
     @torch.no_grad()
     def _describe(self, glu_kv: tuple[Tensor, Tensor], conv_kv: tuple[Tensor, Tensor]) -> dict:
-        """Reports of both inner steps, recomputed beside the output so that asking changes nothing."""
+        """Reports of both inner steps, recomputed beside the output so that asking changes nothing.
+
+        Takes keys and values of the branches, shaped as :meth:`_project` gives them.
+        """
         lr, scale = self.inner.lr, self.inner.scale
         with without_autocast(glu_kv[0].device):
             (k, v), start = map(widened, glu_kv), (widened(self.w1), widened(self.w2))

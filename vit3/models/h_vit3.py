@@ -7,7 +7,7 @@ table 12; the authors' code (rotary encoding and the convolution in the feed-for
 
 from __future__ import annotations
 
-from typing import Collection
+from collections.abc import Collection
 
 import torch
 from timm.layers import DropPath
@@ -100,16 +100,14 @@ class HViT3(Backbone):
             blocks = [Block(dim, heads, mlp_ratio, next(rates), mixer, mixer_kwargs or {}) for _ in range(depth)]
             self.layers.append(Stage(blocks, None if next_dim is None else ConvDownsample(dim, next_dim)))
         self.norm = nn.BatchNorm1d(dims[-1])
-        self.feature_info = [
-            dict(module=f"layers.{i}", num_chs=dim, reduction=4 * 2**i) for i, dim in enumerate(dims)
-        ]
+        self.feature_info = [dict(module=f"layers.{i}", num_chs=dim, reduction=4 * 2**i) for i, dim in enumerate(dims)]
         self._finish(dims[-1])
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, in_chans, H, W) to the normalised map (B, C, h, w) of the last stage."""
         return self._normalise(*self._stages(x)[:3])
 
-    def _stages(self, x: Tensor, take: Collection[int] = (), last: int | None = None):
+    def _stages(self, x: Tensor, take: Collection[int] = (), last: int | None = None) -> tuple:
         """Run the stages up to ``last``.
 
         Returns:
@@ -150,7 +148,7 @@ class HViT3(Backbone):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
-    ):
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Outputs of chosen stages before their downsampling, as timm defines it.
 
         The final features are normalised only if the last stage was run (its width is the norm's).
@@ -209,15 +207,11 @@ class HViT3(Backbone):
         return dict(stem=r"^patch_embed", blocks=blocks)
 
 
-default_cfgs = published_cfgs(
-    ("h_vit3_tiny", "h_vit3_small", "h_vit3_base"), first_conv="patch_embed.conv.0.conv"
-)
+default_cfgs = published_cfgs(("h_vit3_tiny", "h_vit3_small", "h_vit3_base"), first_conv="patch_embed.conv.0.conv")
 
 
 def _h_vit3(name: str, pretrained: bool, **kwargs) -> HViT3:
-    return build(
-        HViT3, name, pretrained, feature_cfg=dict(out_indices=(0, 1, 2, 3), feature_cls="getter"), **kwargs
-    )
+    return build(HViT3, name, pretrained, feature_cfg=dict(out_indices=(0, 1, 2, 3), feature_cls="getter"), **kwargs)
 
 
 @register_model

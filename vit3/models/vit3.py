@@ -102,9 +102,7 @@ class ViT3(Backbone):
             for rate in drop_path_rates(drop_path_rate, depth)
         )
         self.norm = LayerNorm(embed_dim)
-        self.feature_info = [
-            dict(module=f"blocks.{i}", num_chs=embed_dim, reduction=patch_size) for i in range(depth)
-        ]
+        self.feature_info = [dict(module=f"blocks.{i}", num_chs=embed_dim, reduction=patch_size) for i in range(depth)]
         self._finish(embed_dim)
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -127,7 +125,7 @@ class ViT3(Backbone):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
-    ):
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Outputs of chosen blocks, as timm defines it; the final features are normalised.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Mapping
+from collections.abc import Callable, Mapping
 
 BACKENDS = ("auto", "reference", "fused", "triton")
 
@@ -24,7 +24,5 @@ def choose_backend(op: str, backend: str, implementations: Mapping[str, Callable
         return implementations[backend]
     offered = ", ".join(["auto", *implementations])
     if backend in BACKENDS:
-        raise ValueError(
-            f"backend='{backend}' is not available for {op} in this version; use one of: {offered}"
-        )
+        raise ValueError(f"backend='{backend}' is not available for {op} in this version; use one of: {offered}")
     raise ValueError(f"backend='{backend}' is unknown; {op} offers: {offered}")

@@ -11,9 +11,7 @@ from vit3.ops.dwconv_ttt import reference
 IMPLEMENTATIONS = {"reference": reference.dwconv_ttt}
 
 
-def dwconv_ttt(
-    q: Tensor, k: Tensor, v: Tensor, w: Tensor, *, lr: float, scale: float, backend: str = "auto"
-) -> Tensor:
+def dwconv_ttt(q: Tensor, k: Tensor, v: Tensor, w: Tensor, *, lr: float, scale: float, backend: str = "auto") -> Tensor:
     """Train a 3x3 depthwise convolution (zero padding) for one step on (k, v), then apply it to q.
 
     Inner loss: ``-scale * mean over the grid of <conv(W, k), v>``; step: ``W - lr * soft_normalise(gradient)``,
@@ -36,8 +34,7 @@ def dwconv_ttt(
     """
     if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
         raise ValueError(
-            "q, k and v must share one shape (B, D, H, W); "
-            f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+            f"q, k and v must share one shape (B, D, H, W); got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
     _, d, height, width = q.shape
     if height == 0 or width == 0:

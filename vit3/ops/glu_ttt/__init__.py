@@ -37,8 +37,7 @@ def glu_ttt(
     """
     if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
         raise ValueError(
-            "q, k and v must share one shape (B, M, N, D); "
-            f"got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+            f"q, k and v must share one shape (B, M, N, D); got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
     _, m, n, d = q.shape
     if n == 0:

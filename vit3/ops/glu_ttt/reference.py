@@ -23,9 +23,7 @@ def gradients(k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, *, scale: float) -> 
     return g1, g2
 
 
-def fast_weights(
-    k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, *, lr: float, scale: float
-) -> tuple[Tensor, Tensor]:
+def fast_weights(k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, *, lr: float, scale: float) -> tuple[Tensor, Tensor]:
     """W1 and W2 of every sample after the inner step, each (B, M, D, D)."""
     g1, g2 = gradients(k, v, w1, w2, scale=scale)
     return w1 - lr * soft_normalise(g1, dim=-2), w2 - lr * soft_normalise(g2, dim=-2)
