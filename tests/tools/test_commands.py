@@ -50,14 +50,22 @@ def test_convert_says_what_is_wrong(tmp_path):
 
 
 def test_two_processes_train_and_evaluate(tmp_path):
-    """The same command under torchrun; 360 images on 2 processes score as on one."""
+    """The same command under torchrun; raw and averaged weights with BatchNorm score as they do on one process."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    result = run(*torchrun, "tools/train.py", *SHORT, f"output={tmp_path}", "name=r", OMP_NUM_THREADS="1")
+    network = (
+        "model=h_vit3_tiny", "model.kwargs.dims=[8,16]", "model.kwargs.depths=[1,1]", "model.kwargs.num_heads=[2,2]",
+        "data.img_size=[16,16]", "engine.ema_decay=0.5", "engine.ema_warmup=false", "engine.ema_batch=16",
+        "optim.lr=0.02",
+    )  # fmt: skip
+    short = [key for key in SHORT if not key.startswith(("model.", "engine.steps"))] + ["engine.steps_per_epoch=20"]
+    result = run(*torchrun, "tools/train.py", *short, *network, f"output={tmp_path}", "name=r", OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["r"]  # one folder, decided by one process
     record = json.loads((tmp_path / "r" / "metrics.jsonl").read_text())
-    assert record["updates"] == 3 and json.loads((tmp_path / "r" / "summary.json").read_text())["world_size"] == 2
-    alone = run("tools/eval.py", f"checkpoint={tmp_path / 'r' / 'last.pt'}", "device=cpu", "batch_size=7")
-    assert f"360 images: top-1 {record['val/top1']:.2f} %" in alone.stderr
-    loss = float(alone.stderr.rsplit("loss ", 1)[1])
-    assert loss == pytest.approx(record["val/loss"], abs=1e-5)
+    assert record["updates"] == 20 and json.loads((tmp_path / "r" / "summary.json").read_text())["world_size"] == 2
+    for weights, key in (("raw", "val"), ("ema", "val_ema")):
+        last = f"checkpoint={tmp_path / 'r' / 'last.pt'}"
+        alone = run("tools/eval.py", last, f"weights={weights}", "device=cpu", "batch_size=7")
+        assert f"360 images: top-1 {record[key + '/top1']:.2f} %" in alone.stderr
+        loss = float(alone.stderr.rsplit("loss ", 1)[1])
+        assert loss == pytest.approx(record[f"{key}/loss"], abs=1e-5)
