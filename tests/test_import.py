@@ -15,7 +15,7 @@ from tests.helpers import ROOT
 ALLOWED = {
     "ops": {"ops"},
     "inner": {"inner", "ops"},
-    "layers": {"layers"},
+    "layers": {"layers", "ops"},
     "mixers": {"mixers", "layers", "inner", "ops"},
     "models": {"models", "layers", "mixers", "inner", "ops", "files"},
     "analysis": {"analysis", "models", "layers", "mixers", "inner", "ops", ""},

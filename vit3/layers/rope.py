@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vit3.ops.rotary import Rotary, rotary_tables, rotate
+
 
 class RoPE2d(nn.Module):
     """Rotate channel pairs (2i, 2i+1) by angles that grow with a token's row and column.
@@ -28,26 +30,15 @@ class RoPE2d(nn.Module):
         self.dim = dim
         self.base = base
 
+    def tables(self, h: int, w: int, like: Tensor) -> Rotary:
+        """Cosine and sine of an h x w grid, on the device of ``like`` and at least in float32."""
+        wide = torch.promote_types(like.dtype, torch.float32)
+        return rotary_tables(h, w, self.dim, self.base, wide, like.device)
+
     def forward(self, x: Tensor, h: int, w: int) -> Tensor:
         """Rotate x (B, h*w, ..., dim); dimensions between tokens and channels share the rotation."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = self._table(h, w, wide, x.device)  # (N, dim / 2)
         shape = (h * w, *([1] * (x.ndim - 3)), self.dim // 2)
-        cos, sin = cos.view(shape), sin.view(shape)
-        even, odd = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).to(x.dtype)
-
-    def _table(self, h: int, w: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of all angles, (h*w, dim / 2) each; trigonometry on h + w rows only."""
-        pairs = self.dim // 4
-        frequency = 1.0 / self.base ** (torch.arange(pairs, dtype=dtype, device=device) / pairs)
-        rows = (torch.arange(h, dtype=dtype, device=device)[:, None] * frequency)[:, None]  # (h, 1, pairs)
-        columns = (torch.arange(w, dtype=dtype, device=device)[:, None] * frequency)[None]  # (1, w, pairs)
-        grid = (h, w, pairs)
-        return tuple(
-            torch.cat((f(rows).expand(grid), f(columns).expand(grid)), dim=-1).flatten(0, 1)
-            for f in (torch.cos, torch.sin)
-        )
+        return rotate(x, *(table.view(shape) for table in self.tables(h, w, x).of_tokens()))
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, base={self.base:g}"

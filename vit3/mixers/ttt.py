@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from vit3.inner import DWCONV, GLU, InnerSpec, inner_report
-from vit3.layers.grid import to_map, to_tokens
 from vit3.layers.rope import RoPE2d
 from vit3.mixers.check import check_tokens, head_dim
-from vit3.ops import check_backend, dwconv_ttt, glu_ttt
+from vit3.ops import check_backend, packed_ttt
 from vit3.ops.dwconv_ttt import reference as dwconv_step
 from vit3.ops.glu_ttt import reference as glu_step
+from vit3.ops.packed_ttt.reference import branches
 from vit3.ops.precision import widened, without_autocast
+from vit3.ops.rotary import Rotary
 
 
 class TTT(nn.Module):
@@ -33,6 +34,7 @@ class TTT(nn.Module):
         qkv_bias: whether ``qkv`` has a bias.
         inner: how the inner model is trained.
         backend: implementation of both inner steps: ``auto``, ``reference``, ``fused`` or ``triton``.
+        autotune: let the Triton backend time its launch configurations once per size class (kept on disk).
 
     Raises:
         ValueError: dim is not a multiple of num_heads, or the backend is not available.
@@ -46,11 +48,12 @@ class TTT(nn.Module):
         *,
         inner: InnerSpec = InnerSpec(),
         backend: str = "auto",
+        autotune: bool = False,
     ):
         super().__init__()
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim(dim, num_heads)
         check_backend(backend)
-        self.inner, self.backend = inner, backend
+        self.inner, self.backend, self.autotune = inner, backend, autotune
         d = self.head_dim
         self.qkv = nn.Linear(dim, 3 * dim + 3 * d, bias=qkv_bias)
         self.w1 = nn.Parameter(torch.empty(1, num_heads, d, d))
@@ -84,36 +87,30 @@ class TTT(nn.Module):
             ValueError: x does not fit the grid or dim.
         """
         check_tokens(x, self.dim, h, w)
-        glu_qkv, conv_qkv = self._project(x, h, w, rope)
-        options = dict(lr=self.inner.lr, scale=self.inner.scale, backend=self.backend)
-        y_glu = glu_ttt(*glu_qkv, self.w1, self.w2, **options)  # (B, M, N, D)
-        y_conv = dwconv_ttt(*conv_qkv, self.w3, **options)  # (B, D, h, w)
-        y = self.proj(torch.cat((y_glu.transpose(1, 2).flatten(2), to_tokens(y_conv)), dim=-1))
-        if return_inner:
-            return y, self._describe(glu_qkv[1:], conv_qkv[1:])
-        return y
-
-    def _project(self, x: Tensor, h: int, w: int, rope: RoPE2d | None) -> tuple[tuple[Tensor, ...], ...]:
-        """Queries, keys and values of both branches, as views: (B, M, N, D) and (B, D, h, w) each."""
-        c, d = self.dim, self.head_dim
-        glu, conv = self.qkv(x).split((3 * c, 3 * d), dim=-1)
-        if rope is None:
-            q, k, v = glu.unflatten(-1, (3, c)).unbind(2)  # (B, N, C)
-        else:
-            q, k = rope(glu[..., : 2 * c].unflatten(-1, (2, c)), h, w).unbind(2)
-            v = glu[..., 2 * c :]
-        heads = (t.unflatten(-1, (self.num_heads, d)).transpose(1, 2) for t in (q, k, v))
-        maps = (to_map(t, h, w) for t in conv.split(d, dim=-1))
-        return tuple(heads), tuple(maps)
+        qkv = self.qkv(x)  # (B, N, 3C + 3D): q, k, v of M heads, then of the convolution
+        rotary = None if rope is None else rope.tables(h, w, like=qkv)
+        y = packed_ttt(
+            qkv,
+            self.w1,
+            self.w2,
+            self.w3,
+            h,
+            w,
+            lr=self.inner.lr,
+            scale=self.inner.scale,
+            rotary=rotary,
+            backend=self.backend,
+            autotune=self.autotune,
+        )  # (B, N, C + D)
+        y = self.proj(y)
+        return (y, self._describe(qkv, h, w, rotary)) if return_inner else y
 
     @torch.no_grad()
-    def _describe(self, glu_kv: tuple[Tensor, Tensor], conv_kv: tuple[Tensor, Tensor]) -> dict:
-        """Reports of both inner steps, recomputed beside the output so that asking changes nothing.
-
-        Takes keys and values of the branches, shaped as :meth:`_project` gives them.
-        """
+    def _describe(self, qkv: Tensor, h: int, w: int, rotary: Rotary | None) -> dict:
+        """Reports of both inner steps, recomputed beside the output so that asking changes nothing."""
         lr, scale = self.inner.lr, self.inner.scale
-        with without_autocast(glu_kv[0].device):
+        (_, *glu_kv), (_, *conv_kv) = branches(qkv, self.num_heads, h, w, rotary)
+        with without_autocast(qkv.device):
             (k, v), start = map(widened, glu_kv), (widened(self.w1), widened(self.w2))
             gradients = glu_step.gradients(k, v, *start, scale=scale)
             fast = glu_step.fast_weights(k, v, *start, lr=lr, scale=scale)

@@ -15,6 +15,12 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the widest of their dtypes."""
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
+    return tuple(x.to(dtype) for x in tensors)
+
+
 def without_autocast(device: torch.device):
     """Context in which autocast is off for ``device`` (a no-op on the meta device, which has none)."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

@@ -1,4 +1,4 @@
-"""Soft normalisation of an inner gradient."""
+"""Soft normalisation of an inner gradient, and its own gradient."""
 
 from __future__ import annotations
 
@@ -12,3 +12,11 @@ def soft_normalise(g: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     Source: the authors' released block ("clip" in their code); the paper's text does not mention it.
     """
     return g / (torch.linalg.vector_norm(g, dim=dim, keepdim=True) + 1.0)
+
+
+def soft_normalise_backward(grad: Tensor, g: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Gradient with respect to g: ``grad / (n + 1) - g <grad, g> / (n (n + 1)^2)``, which is ``grad`` where n = 0."""
+    norm = torch.linalg.vector_norm(g, dim=dim, keepdim=True)
+    unit = g / norm.clamp(min=torch.finfo(g.dtype).tiny)  # g = 0 gives 0, no division by 0
+    along = (grad * unit).sum(dim=dim, keepdim=True)
+    return grad / (norm + 1) - unit * (norm * along / (norm + 1).square())

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vit3.ops.backend import choose_backend
-from vit3.ops.glu_ttt import reference
-
-# Best first; "auto" takes the first.
-IMPLEMENTATIONS = {"reference": reference.glu_ttt}
+from vit3.ops.backend import takes_reference
+from vit3.ops.glu_ttt import library, reference
+from vit3.ops.precision import one_dtype
 
 
 def glu_ttt(
-    q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, *, lr: float, scale: float, backend: str = "auto"
+    q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, *, lr: float, scale: float, backend: str = "auto", autotune: bool = False
 ) -> Tensor:
     """Train f(W, x) = (x W1) * silu(x W2) for one step on (k, v), then apply it to q.
 
@@ -28,6 +26,7 @@ def glu_ttt(
         lr: inner learning rate.
         scale: factor of the inner loss (1/3 in the released block).
         backend: ``auto``, ``reference``, ``fused`` or ``triton``.
+        autotune: let the Triton backend time its launch configurations once per size class.
 
     Returns:
         (B, M, N, D) in the dtype of q.
@@ -45,4 +44,8 @@ def glu_ttt(
     for name, w in (("w1", w1), ("w2", w2)):
         if w.shape != (1, m, d, d):
             raise ValueError(f"{name} must be (1, M, D, D) = {(1, m, d, d)} to fit q; got {tuple(w.shape)}")
-    return choose_backend("glu_ttt", backend, IMPLEMENTATIONS)(q, k, v, w1, w2, lr=lr, scale=scale)
+    if takes_reference(backend, q, k, v, w1, w2):
+        return reference.glu_ttt(q, k, v, w1, w2, lr=lr, scale=scale)
+    dtype = q.dtype
+    q, k, v = one_dtype(q, k, v)
+    return library.glu_ttt(q, k, v, w1, w2, lr, scale, backend, autotune)[0].to(dtype)

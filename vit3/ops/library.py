@@ -1,0 +1,101 @@
+"""How an operator with a hand-written gradient is registered with PyTorch.
+
+Through ``torch.library`` an operator is opaque to compilers and exporters, yet whole: ``torch.compile(fullgraph=True)``,
+``torch.export``, activation checkpointing, DDP and autocast see one node of known shapes and one for its gradient.
+Second derivatives are right (they go through the closed form); third ones raise an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vit3.ops.precision import without_autocast
+
+
+def register(
+    name: str,
+    arguments: str,
+    *,
+    differentiable: int,
+    states: int,
+    forward: Callable,
+    backward: Callable,
+    like: Callable,
+    like_backward: Callable,
+    reference: Callable,
+) -> Callable:
+    """Make the operators ``vit3::name`` and ``vit3::name_backward``; returns the first.
+
+    Args:
+        name: name of the operator.
+        arguments: its arguments in PyTorch's schema language.
+        differentiable: how many of them, from the first on, get a gradient; these are all tensors.
+        states: how many tensors ``forward`` returns beside the output, for ``backward``.
+        forward: ``forward(*arguments) -> (output, *states)``.
+        backward: ``backward(grad, *states, *arguments) -> gradients``.
+        like: ``forward`` on shapes alone.
+        like_backward: ``backward`` on shapes alone.
+        reference: ``reference(*arguments) -> output`` under autograd, for second derivatives.
+    """
+    kept = "".join(f"Tensor state{i}, " for i in range(states))
+    op = _define(name, f"({arguments}) -> {_tuple(1 + states)}", forward, like)
+    gradient = _define(
+        f"{name}_backward", f"(Tensor grad, {kept}{arguments}) -> {_tuple(differentiable)}", backward, like_backward
+    )
+
+    def keep(ctx, inputs, output):
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        _save(ctx, (*output[1:], *inputs))
+
+    def first(ctx, grad, *_):
+        values = _saved(ctx)
+        gradients = [None] * differentiable if grad is None else gradient(grad, *values)
+        return (*gradients, *[None] * (len(values) - states - differentiable))
+
+    def keep_again(ctx, inputs, output):
+        _save(ctx, inputs)
+
+    @once_differentiable
+    def second(ctx, *upstream):
+        grad, *values = _saved(ctx)
+        inputs, options = values[states : states + differentiable], values[states + differentiable :]
+        with torch.enable_grad():
+            grad, *inputs = (x.detach().requires_grad_() for x in (grad, *inputs))
+            gradients = torch.autograd.grad(reference(*inputs, *options), inputs, grad, create_graph=True)
+            dgrad, *dinputs = torch.autograd.grad(gradients, (grad, *inputs), upstream, allow_unused=True)
+        return (dgrad, *[None] * states, *dinputs, *[None] * len(options))
+
+    op.register_autograd(first, setup_context=keep)
+    gradient.register_autograd(second, setup_context=keep_again)
+    return op
+
+
+def _tuple(n: int) -> str:
+    return f"({', '.join(['Tensor'] * n)})"
+
+
+def _define(name: str, schema: str, fn: Callable, like: Callable) -> Callable:
+    def run(*args):
+        # The precision rule is the operator's own: autocast stays outside, in the backward pass as in the forward.
+        with without_autocast(args[0].device):
+            return fn(*args)
+
+    op = torch.library.custom_op(f"vit3::{name}", run, mutates_args=(), schema=schema)
+    op.register_fake(like)
+    return op
+
+
+def _save(ctx, values: tuple) -> None:
+    """Keep values for the backward pass: tensors where autograd watches over them, the rest as they are."""
+    ctx.save_for_backward(*(x for x in values if isinstance(x, Tensor)))
+    ctx.values = [None if isinstance(x, Tensor) else (x,) for x in values]
+
+
+def _saved(ctx) -> list:
+    tensors = iter(ctx.saved_tensors)
+    return [next(tensors) if x is None else x[0] for x in ctx.values]
