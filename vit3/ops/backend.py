@@ -15,6 +15,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from vit3.ops import launch
+
 BACKENDS = ("auto", "reference", "fused", "triton")
 
 logger = logging.getLogger(__name__)
@@ -90,4 +92,18 @@ def _log_once(message: str) -> None:
 
 def _triton_refusal(op: str, x: Tensor, head_dim: int) -> str | None:
     """Why Triton cannot run ``op`` on ``x``, in words; None if it can."""
-    raise NotImplementedError
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed (pip install triton, on Linux)"
+    state = importlib.import_module("vit3.ops.triton")
+    module = _module(op, "triton")
+    kernel, _ = next(iter(module.KERNELS.values()))
+    reason = state.refusal(kernel)
+    if reason is not None:
+        return reason
+    if state.interpreted(kernel):
+        if x.dtype == torch.bfloat16:
+            return "Triton's interpreter multiplies bfloat16 wrongly; take float32 or float16 there"
+        return launch.refusal(module.LAUNCHES, head_dim, x.dtype, None)
+    if x.device.type != "cuda":
+        return f"it compiles for CUDA devices, and the tensors are on {x.device}"
+    return launch.refusal(module.LAUNCHES, head_dim, x.dtype, launch.limits(x.device))
