@@ -1,5 +1,10 @@
 """Every test starts from the same random numbers, on one thread."""
 
+import os
+
+# Triton reads this when it is imported, which torchvision does: kernels run in its interpreter, on any machine.
+os.environ["TRITON_INTERPRET"] = "1"
+
 import pytest
 import torch
 

@@ -27,10 +27,18 @@ class Op:
     """One operator with its inner model: ``run(q, k, v, *weights, lr, scale)``."""
 
     name: str
-    run: Callable[..., Tensor]
+    function: Callable[..., Tensor]
     fast: Callable[..., tuple[Tensor, ...]]
     model: InnerModel
     weights: int
+    backend: str = "auto"
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.backend}"
+
+    def run(self, *tensors: Tensor, **options) -> Tensor:
+        """The operator on q, k, v and weights."""
+        return self.function(*tensors, **{"backend": self.backend, **options})
 
     def shapes(self, b: int, m: int, h: int, w: int, d: int) -> list[tuple[int, ...]]:
         """Shapes of q, k, v and the weights."""
@@ -58,8 +66,12 @@ def _dwconv_fast(*args, **options):
 
 
 OPS = [
-    Op("glu", glu_ttt, glu_reference.fast_weights, GLU, 2),
-    Op("dwconv", dwconv_ttt, _dwconv_fast, DWCONV, 1),
+    op
+    for backend in ("reference", "fused")
+    for op in (
+        Op("glu", glu_ttt, glu_reference.fast_weights, GLU, 2, backend),
+        Op("dwconv", dwconv_ttt, _dwconv_fast, DWCONV, 1, backend),
+    )
 ]
 
 

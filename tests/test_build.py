@@ -78,7 +78,7 @@ def test_a_timm_model_takes_no_mixer():
         ("++model.kwargs.num_heads=3", "dim=64 must be a positive multiple of num_heads=3"),
         ("model.name=vit3_tinny", "model.name=vit3_tinny is no registered model; did you mean vit3_tiny"),
         ("mixer.name=sofmax", "mixer='sofmax' is unknown .did you mean 'softmax'"),
-        ("mixer.backend=triton", "backend='triton' is not available"),
+        ("mixer.backend=cuda", "backend=.cuda. is unknown"),
         ("model.checkpoint=nowhere.pt", "nowhere.pt: no such file"),
         ("++model.kwargs.drop_rate=0.1", "model.kwargs.drop_rate is no argument of vit3_tiny"),
         ("++model.kwargs.patch_size=0", "patch_size=0 and depth=4 must be at least 1"),

@@ -5,7 +5,7 @@ import torch
 
 from tests.helpers import OPS, STEP, max_error
 
-each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+each_op = pytest.mark.parametrize("op", OPS, ids=str)
 
 
 def packed(q, k, v):

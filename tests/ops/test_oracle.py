@@ -20,7 +20,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", OPS, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_oracle(op, case):
     tensors = op.inputs(*case)
@@ -37,13 +37,13 @@ def test_equals_oracle(op, case):
     assert max(map(max_error, ours, theirs)) <= 1e-12
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", OPS, ids=str)
 @pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck], ids=["first", "second"])
 def test_gradcheck(op, check):
     assert check(lambda *tensors: op.run(*tensors, **STEP), op.inputs(2, 2, 2, 3, 3))
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", OPS, ids=str)
 def test_step_lowers_loss(op):
     q, k, v, *weights = op.inputs(grad=False)
     start = tuple(w.expand_as(f) for w, f in zip(weights, op.fast(k, v, *weights, lr=0.0, scale=1 / 3)))
@@ -52,7 +52,7 @@ def test_step_lowers_loss(op):
     assert after > before  # the loss is minus this
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", OPS, ids=str)
 def test_no_step_applies_start(op):
     q, k, v, *weights = op.inputs(grad=False)
     y = op.run(q, k, v, *weights, lr=0.0, scale=1 / 3)

@@ -8,7 +8,7 @@ from vit3.analysis.parity import relative_error
 from vit3.ops.precision import widened
 from vit3.ops.soft_norm import soft_normalise
 
-each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+each_op = pytest.mark.parametrize("op", OPS, ids=str)
 low = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 BOUND = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 

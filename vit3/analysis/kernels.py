@@ -1,4 +1,4 @@
-"""What Triton's compiler makes of every kernel and configuration: registers, spills and shared memory, without a GPU."""
+"""What Triton's compiler makes of every kernel: registers, spills and shared memory, without a GPU."""
 
 from __future__ import annotations
 

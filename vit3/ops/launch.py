@@ -128,7 +128,8 @@ def choose(
 
 
 def _signature(table: Table) -> str:
-    return hashlib.sha256(repr(sorted((k, sorted(rows.items())) for k, rows in table.items())).encode()).hexdigest()[:12]
+    rows = sorted((kernel, sorted(rows.items())) for kernel, rows in table.items())
+    return hashlib.sha256(repr(rows).encode()).hexdigest()[:12]
 
 
 class Tuned:

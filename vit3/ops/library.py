@@ -1,7 +1,8 @@
 """How an operator with a hand-written gradient is registered with PyTorch.
 
-Through ``torch.library`` an operator is opaque to compilers and exporters, yet whole: ``torch.compile(fullgraph=True)``,
-``torch.export``, activation checkpointing, DDP and autocast see one node of known shapes and one for its gradient.
+Through ``torch.library`` an operator is opaque to compilers and exporters, yet whole:
+``torch.compile(fullgraph=True)``, ``torch.export``, activation checkpointing, DDP, autocast and PyTorch's operation
+counter see one node of known shapes and one for its gradient.
 Second derivatives are right (they go through the closed form); third ones raise an error.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
 
 from vit3.ops.precision import without_autocast
 
@@ -27,6 +29,8 @@ def register(
     like: Callable,
     like_backward: Callable,
     reference: Callable,
+    macs: Callable,
+    macs_backward: Callable,
 ) -> Callable:
     """Make the operators ``vit3::name`` and ``vit3::name_backward``; returns the first.
 
@@ -40,12 +44,13 @@ def register(
         like: ``forward`` on shapes alone.
         like_backward: ``backward`` on shapes alone.
         reference: ``reference(*arguments) -> output`` under autograd, for second derivatives.
+        macs: multiply-adds of ``forward``, from the same arguments with shapes in place of tensors.
+        macs_backward: multiply-adds of ``backward``, likewise.
     """
     kept = "".join(f"Tensor state{i}, " for i in range(states))
-    op = _define(name, f"({arguments}) -> {_tuple(1 + states)}", forward, like)
-    gradient = _define(
-        f"{name}_backward", f"(Tensor grad, {kept}{arguments}) -> {_tuple(differentiable)}", backward, like_backward
-    )
+    op = _define(name, f"({arguments}) -> {_tuple(1 + states)}", forward, like, macs)
+    schema = f"(Tensor grad, {kept}{arguments}) -> {_tuple(differentiable)}"
+    gradient = _define(f"{name}_backward", schema, backward, like_backward, macs_backward)
 
     def keep(ctx, inputs, output):
         ctx.mark_non_differentiable(*output[1:])
@@ -79,7 +84,7 @@ def _tuple(n: int) -> str:
     return f"({', '.join(['Tensor'] * n)})"
 
 
-def _define(name: str, schema: str, fn: Callable, like: Callable) -> Callable:
+def _define(name: str, schema: str, fn: Callable, like: Callable, macs: Callable) -> Callable:
     def run(*args):
         # The precision rule is the operator's own: autocast stays outside, in the backward pass as in the forward.
         with without_autocast(args[0].device):
@@ -87,6 +92,8 @@ def _define(name: str, schema: str, fn: Callable, like: Callable) -> Callable:
 
     op = torch.library.custom_op(f"vit3::{name}", run, mutates_args=(), schema=schema)
     op.register_fake(like)
+    count = register_flop_formula(getattr(torch.ops.vit3, name))
+    count(lambda *shapes, out_shape=None, **_: 2 * macs(*shapes))
     return op
 
 

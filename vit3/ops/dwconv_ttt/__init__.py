@@ -9,7 +9,17 @@ from vit3.ops.dwconv_ttt import library, reference
 from vit3.ops.precision import one_dtype
 
 
-def dwconv_ttt(q: Tensor, k: Tensor, v: Tensor, w: Tensor, *, lr: float, scale: float, backend: str = "auto", autotune: bool = False) -> Tensor:
+def dwconv_ttt(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    *,
+    lr: float,
+    scale: float,
+    backend: str = "auto",
+    autotune: bool = False,
+) -> Tensor:
     """Train a 3x3 depthwise convolution (zero padding) for one step on (k, v), then apply it to q.
 
     Inner loss: ``-scale * mean over the grid of <conv(W, k), v>``; step: ``W - lr * soft_normalise(gradient)``,

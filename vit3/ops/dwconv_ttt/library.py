@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -43,4 +45,6 @@ dwconv_ttt = register(
     like=lambda q, *_: (_empty(q), _state(q)),
     like_backward=lambda grad, g, q, k, v, w, *_: (*(_empty(q) for _ in range(3)), w.new_empty(w.shape)),
     reference=lambda q, k, v, w, lr, scale, *_: reference.dwconv_ttt(q, k, v, w, lr=lr, scale=scale),
+    macs=lambda q, *_: 18 * math.prod(q),
+    macs_backward=lambda grad, g, q, *_: 36 * math.prod(q),
 )

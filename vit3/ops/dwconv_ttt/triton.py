@@ -22,7 +22,7 @@ from vit3.ops.launch import Launch, choose, padded
 
 @triton.jit
 def _shifted(x, row, column, dy, dx, h, w, channel, left, x_h, x_w, x_d, D: tl.constexpr):
-    """x at positions (row + dy, column + dx), zero outside the grid, from position ``left`` on and from channel D on."""
+    """x at positions (row + dy, column + dx), zero outside the grid, from position ``left`` and channel D on."""
     y, z = row + dy, column + dx
     inside = (y >= 0) & (y < h) & (z >= 0) & (z < w) & (tl.arange(0, row.shape[0]) < left)
     place = y.to(tl.int64) * x_h + z.to(tl.int64) * x_w
@@ -205,9 +205,7 @@ class _Call:
         return sums
 
     def convolve(self, x: Tensor, taps: Tensor, out: Tensor, *, back: bool, factor: float = 1.0) -> None:
-        self.run(
-            "convolve_back" if back else "convolve", x, taps, out, *self.size, factor, *x.stride(), *out.stride()
-        )
+        self.run("convolve_back" if back else "convolve", x, taps, out, *self.size, factor, *x.stride(), *out.stride())
 
 
 def _start(w: Tensor) -> Tensor:

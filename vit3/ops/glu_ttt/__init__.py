@@ -10,7 +10,16 @@ from vit3.ops.precision import one_dtype
 
 
 def glu_ttt(
-    q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, *, lr: float, scale: float, backend: str = "auto", autotune: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    *,
+    lr: float,
+    scale: float,
+    backend: str = "auto",
+    autotune: bool = False,
 ) -> Tensor:
     """Train f(W, x) = (x W1) * silu(x W2) for one step on (k, v), then apply it to q.
 

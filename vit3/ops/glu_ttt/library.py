@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -48,4 +50,6 @@ glu_ttt = register(
         w2.new_empty(w2.shape),
     ),
     reference=lambda q, k, v, w1, w2, lr, scale, *_: reference.glu_ttt(q, k, v, w1, w2, lr=lr, scale=scale),
+    macs=lambda q, *_: 6 * math.prod(q) * q[-1],
+    macs_backward=lambda grad, g, q, *_: 16 * math.prod(q) * q[-1],
 )

@@ -60,6 +60,11 @@ def _reference(qkv, w1, w2, w3, cos, sin, h, w, lr, scale, *_):
     return reference.packed_ttt(qkv, w1, w2, w3, h, w, lr=lr, scale=scale, rotary=_rotary(cos, sin, h, w))
 
 
+def _macs(qkv, w1, glu: int, dwconv: int) -> int:
+    (b, n, _), (_, m, d, _) = qkv, w1
+    return b * n * d * (glu * m * d + dwconv)
+
+
 packed_ttt = register(
     "packed_ttt",
     "Tensor qkv, Tensor w1, Tensor w2, Tensor w3, Tensor? cos, Tensor? sin, SymInt h, SymInt w, float lr, float scale, "
@@ -71,4 +76,6 @@ packed_ttt = register(
     like=_like,
     like_backward=lambda grad, g, g_conv, qkv, w1, w2, w3, *_: (_empty(qkv), *map(_empty, (w1, w2, w3))),
     reference=_reference,
+    macs=lambda qkv, w1, *_: _macs(qkv, w1, 6, 18),
+    macs_backward=lambda grad, g, g_conv, qkv, w1, *_: _macs(qkv, w1, 16, 36),
 )
