@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from timm.layers import DropPath, Mlp
+from timm.layers import DropPath
 from timm.models import register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vit3.layers.grid import pad_to_multiple, to_map, to_tokens
 from vit3.mixers import create_mixer
 from vit3.models.backbone import Backbone, drop_path_rates
+from vit3.models.mlp import Mlp
 from vit3.models.published import build, published_cfgs
 
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vit3.ops.precision import widened
-from vit3.ops.soft_norm import soft_normalise, soft_normalise_backward
+from vit3.ops.soft_norm import norm_by_squares, soft_normalise_backward
 
 
 def _image(x: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def forward(
     taps = widened(w).view(1, d, 9).expand(b, -1, -1)
     _, g = _backward(_image(v), _image(k), taps, False, True)  # the loss is linear: its gradient is that of conv(W, k)
     g = g * (-scale / (height * width))
-    fast = taps - lr * soft_normalise(g, dim=-1)
+    fast = taps - lr * (g / (norm_by_squares(g, dim=-1) + 1))
     out.copy_(_apply(_image(q), fast).view(q.shape))
     return g
 
@@ -90,7 +90,7 @@ def backward(
     b, d, height, width = q.shape
     if b == 0:
         return torch.zeros_like(widened(w))
-    fast = widened(w).view(1, d, 9) - lr * soft_normalise(g, dim=-1)
+    fast = widened(w).view(1, d, 9) - lr * (g / (norm_by_squares(g, dim=-1) + 1))
     dx, dfast = _backward(_image(grad), _image(q), fast, True, True)
     dq.copy_(dx.view(q.shape))
     dg = soft_normalise_backward(-lr * dfast, g, dim=-1).mul_(-scale / (height * width))

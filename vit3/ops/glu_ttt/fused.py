@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vit3.ops.precision import widened
 from vit3.ops.rotary import Rotary, rotate
-from vit3.ops.soft_norm import soft_normalise, soft_normalise_backward
+from vit3.ops.soft_norm import norm_by_squares, soft_normalise_backward
 
 silu_backward = torch.ops.aten.silu_backward
 
@@ -61,6 +61,17 @@ def _store(out: Tensor, samples: slice, tokens: slice, x: Tensor, rotary: Rotary
     out[samples, :, tokens] = x.unflatten(0, (-1, out.shape[1]))
 
 
+def _repeat(w: Tensor, samples: int) -> Tensor:
+    """The learned start (1, M, D, D) for every head of some samples, (b*M, D, D); a view for one sample."""
+    return w.expand(samples, -1, -1, -1).flatten(0, 1)
+
+
+def _fast(w1: Tensor, w2: Tensor, g: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+    """W1' and W2', (B, M, D, D) each, from the raw gradient (B, M, D, 2D)."""
+    step1, step2 = (g / (norm_by_squares(g, dim=-2) + 1)).split(g.shape[-2], dim=-1)
+    return w1 - lr * step1, w2 - lr * step2
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -87,23 +98,21 @@ def forward(
         (B, M, D, 2D) in float32 or wider: gradients of W1 and W2 side by side.
     """
     b, m, n, d = q.shape
-    w = torch.cat((widened(w1), widened(w2)), dim=-1)  # (1, M, D, 2D)
-    g = w.new_zeros(b, m, d, 2 * d)
+    w1, w2 = widened(w1), widened(w2)
+    g1, g2 = w1.new_zeros(2, b, m, d, d)
     for samples, tokens in _chunks(k):
         x, y = _load(k, samples, tokens, rotary), _load(v, samples, tokens)
-        start = w.expand(samples.stop - samples.start, -1, -1, -1).flatten(0, 1)
-        z1, z2 = x @ start[..., :d], x @ start[..., d:]  # [n, D] @ [D, D] -> [n, D]
+        count = samples.stop - samples.start
+        z1, z2 = x @ _repeat(w1, count), x @ _repeat(w2, count)  # [n, D] @ [D, D] -> [n, D]
         r1 = F.silu(z2).mul_(y)
         r2 = silu_backward(z1.mul_(y), z2)
-        sums = g[samples].flatten(0, 1)
-        sums[..., :d].baddbmm_(x.mT, r1)  # [D, n] @ [n, D] -> [D, D]
-        sums[..., d:].baddbmm_(x.mT, r2)
-    g *= -scale / n  # after the sum, where it cannot underflow
-    fast = (w - lr * soft_normalise(g, dim=-2)).flatten(0, 1)
+        g1[samples].flatten(0, 1).baddbmm_(x.mT, r1)  # [D, n] @ [n, D] -> [D, D]
+        g2[samples].flatten(0, 1).baddbmm_(x.mT, r2)
+    g = torch.cat((g1, g2), dim=-1).mul_(-scale / n)  # after the sum, where it cannot underflow
+    f1, f2 = _fast(w1, w2, g, lr)
     for samples, tokens in _chunks(q):
         x = _load(q, samples, tokens, rotary)
-        f = fast.unflatten(0, (b, m))[samples].flatten(0, 1)
-        y1, y2 = x @ f[..., :d], x @ f[..., d:]
+        y1, y2 = x @ f1[samples].flatten(0, 1), x @ f2[samples].flatten(0, 1)
         _store(out, samples, tokens, y1.mul_(F.silu(y2, inplace=True)))
     return g
 
@@ -132,17 +141,17 @@ def backward(
         g: what :func:`forward` returned.
     """
     b, m, n, d = q.shape
-    w = torch.cat((widened(w1), widened(w2)), dim=-1)  # (1, M, D, 2D)
-    fast = w - lr * soft_normalise(g, dim=-2)
+    w1, w2 = widened(w1), widened(w2)
+    f1, f2 = _fast(w1, w2, g, lr)
+    fast = torch.cat((f1, f2), dim=-1)
     dfast = torch.zeros_like(g)
     for samples, tokens in _chunks(q):
         x, dout = _load(q, samples, tokens, rotary), _load(grad, samples, tokens)
-        f = fast[samples].flatten(0, 1)
-        y1, y2 = x @ f[..., :d], x @ f[..., d:]
+        y1, y2 = x @ f1[samples].flatten(0, 1), x @ f2[samples].flatten(0, 1)
         dy = torch.empty(*x.shape[:-1], 2 * d, dtype=x.dtype, device=x.device)
         torch.mul(dout, F.silu(y2), out=dy[..., :d])
         dy[..., d:] = silu_backward(y1.mul_(dout), y2)
-        _store(dq, samples, tokens, dy @ f.mT, rotary)  # [n, 2D] @ [2D, D] -> [n, D]
+        _store(dq, samples, tokens, dy @ fast[samples].flatten(0, 1).mT, rotary)  # [n, 2D] @ [2D, D] -> [n, D]
         dfast[samples].flatten(0, 1).baddbmm_(x.mT, dy)  # [D, n] @ [n, 2D] -> [D, 2D]
 
     dg = soft_normalise_backward(-lr * dfast, g, dim=-2).mul_(-scale / n)
@@ -150,9 +159,8 @@ def backward(
     for samples, tokens in _chunks(k):
         count = samples.stop - samples.start
         x, y = _load(k, samples, tokens, rotary), _load(v, samples, tokens)
-        start = w.expand(count, -1, -1, -1).flatten(0, 1)
-        change = dg[samples].flatten(0, 1)
-        z1, z2 = x @ start[..., :d], x @ start[..., d:]
+        start1, start2, change = _repeat(w1, count), _repeat(w2, count), dg[samples].flatten(0, 1)
+        z1, z2 = x @ start1, x @ start2
         h1, h2 = x @ change[..., :d], x @ change[..., d:]
         s = torch.sigmoid(z2)
         a = z2 * s  # silu(z2)
@@ -167,7 +175,7 @@ def backward(
         bend = z2.add_(2).sub_(a, alpha=2).mul_(slope).mul_(z1)  # z1 silu''(z2)
         torch.mul(h1.mul_(p).addcmul_(bend, h2), y, out=dz2)
         torch.mul(h2.mul_(p), y, out=dz1)
-        back = torch.cat((change, start), dim=-1)  # (b*M, D, 4D)
+        back = torch.cat((change, start1, start2), dim=-1)  # (b*M, D, 4D)
         _store(dk, samples, tokens, pair @ back.mT, rotary)  # [n, 4D] @ [4D, D] -> [n, D]
         dw += (x.mT @ pair[..., 2 * d :]).unflatten(0, (count, m)).sum(dim=0)  # [D, n] @ [n, 2D] -> [D, 2D]
     return dw[None, ..., :d].clone(), dw[None, ..., d:].clone()
