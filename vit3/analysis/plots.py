@@ -78,3 +78,55 @@ def plot_predictions(
 
 def _short(name: str) -> str:
     return name if len(name) <= 12 else name[:11] + "…"
+
+
+_CONTENDERS = {
+    "reference": "#888888",
+    "fused": "#1f5fa8",
+    "triton": "#0b8a6a",
+    "softmax (SDPA)": "#c02626",
+    "linear attention": "#d1661f",
+}
+
+
+def plot_growth(rows: list, target: Path) -> None:
+    """Draw time and kept memory of mixers against tokens.
+
+    Args:
+        rows: benchmark rows (:class:`vit3.analysis.benchmark.Row`); those of level ``growth`` are drawn.
+        target: PNG file to write.
+    """
+    rows = [row for row in rows if row.level == "growth"]
+    figure = _figure(12, 4.2)
+    panels = figure.subplots(1, 3)
+    drawn = [
+        ("forward", "p50_ms", "time of a forward pass (ms)"),
+        ("forward+backward", "p50_ms", "time of forward and backward (ms)"),
+        ("forward+backward", "saved_elements", "kept for the backward pass (MB)"),
+    ]
+    for axes, (direction, what, title) in zip(panels, drawn):
+        labels = []
+        for name, color in _CONTENDERS.items():
+            points = [
+                (r.tokens, getattr(r, what) * (r.tokens * 64 * 4 / 2**20 if what == "saved_elements" else 1))
+                for r in rows
+                if r.contender == name and r.direction == direction and getattr(r, what) is not None
+            ]
+            if points:
+                axes.plot(*zip(*points), "o-", color=color, markersize=4)
+                labels.append((points[-1], name, color))
+        axes.set(xscale="log", yscale="log", xlabel="tokens", title=title)
+        ticks = sorted({r.tokens for r in rows})
+        axes.set_xticks(ticks, [f"{n:,}" for n in ticks], fontsize=8)
+        axes.minorticks_off()
+        axes.set_xlim(ticks[0] * 0.8, ticks[-1] * 6)
+        axes.grid(alpha=0.25)
+        low, high = axes.get_ylim()
+        gap, last = (high / low) ** 0.055, 0.0
+        for (x, y), name, color in sorted(labels, key=lambda label: label[0][1]):
+            place = max(y, last * gap)
+            axes.annotate(name, (x, place), (6, 0), textcoords="offset points", color=color, fontsize=9, va="center")
+            last = place
+    threads = f", {rows[0].threads} threads" if rows[0].threads else ""
+    figure.suptitle(f"Mixers of 64 channels, one image, {rows[0].dtype}{threads}")
+    figure.savefig(target)

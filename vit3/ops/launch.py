@@ -44,6 +44,20 @@ class Limits(NamedTuple):
     capability: tuple[int, int]
 
 
+def product_precision(x: Tensor) -> str:
+    """How float32 products of kernels on ``x`` are computed, by PyTorch's setting for matrix products: ieee or tf32.
+
+    Triton 3.8 fails to compile tf32 products of these shapes for compute capability 10, so there they stay ieee.
+    """
+    if x.dtype != torch.float32:
+        return "ieee"
+    matmul = torch.backends.cuda.matmul
+    # Once the newer setting has been used, reading the older one raises an error.
+    wanted = matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    compiles = x.device.type != "cuda" or limits(x.device).capability < (10, 0)
+    return "tf32" if wanted and compiles else "ieee"
+
+
 # kernel name -> (padded head width, bytes an element) -> configurations, best first
 Table = Mapping[str, Mapping[tuple[int, int], Sequence[Launch]]]
 
@@ -77,8 +91,8 @@ def refusal(table: Table, d: int, dtype: torch.dtype, device: Limits | None) -> 
     if device.capability < (8, 0):
         return "its kernels need compute capability 8.0, this device has {}.{}".format(*device.capability)
     for kernel, rows in table.items():
-        candidates = rows[padded(d), dtype.itemsize]
-        if not any(c.shared <= device.shared for c in candidates):
+        candidates = rows.get((padded(d), dtype.itemsize), ())  # none where other launches do this one's work
+        if candidates and not any(c.shared <= device.shared for c in candidates):
             least = min(c.shared for c in candidates)
             return f"{kernel} needs {least} bytes of shared memory at head width {d}, this device has {device.shared}"
     return None
@@ -121,7 +135,7 @@ def choose(
     interpreted = like.device.type != "cuda"
     device = None if interpreted else limits(like.device)
     candidates = fitting(table, kernel, d, like.dtype, device)
-    if not autotune or interpreted or len(candidates) == 1:
+    if not autotune or interpreted or len(candidates) == 1 or torch.cuda.is_current_stream_capturing():
         return candidates[0]
     tuned = _tuned(torch.cuda.get_device_name(like.device), _signature(table))
     return tuned.best((kernel, padded(d), str(like.dtype), bucket(tokens, heads)), candidates, run)

@@ -3,7 +3,7 @@
 Through ``torch.library`` an operator is opaque to compilers and exporters, yet whole:
 ``torch.compile(fullgraph=True)``, ``torch.export``, activation checkpointing, DDP, autocast and PyTorch's operation
 counter see one node of known shapes and one for its gradient.
-Second derivatives are right (they go through the closed form); third ones raise an error.
+Second and higher derivatives go through the closed form.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
 from vit3.ops.precision import without_autocast
@@ -65,14 +64,16 @@ def register(
     def keep_again(ctx, inputs, output):
         _save(ctx, inputs)
 
-    @once_differentiable
     def second(ctx, *upstream):
         grad, *values = _saved(ctx)
         inputs, options = values[states : states + differentiable], values[states + differentiable :]
+        further = torch.is_grad_enabled()
         with torch.enable_grad():
-            grad, *inputs = (x.detach().requires_grad_() for x in (grad, *inputs))
+            grad, *inputs = (x if x.requires_grad else x.detach().requires_grad_() for x in (grad, *inputs))
             gradients = torch.autograd.grad(reference(*inputs, *options), inputs, grad, create_graph=True)
-            dgrad, *dinputs = torch.autograd.grad(gradients, (grad, *inputs), upstream, allow_unused=True)
+            dgrad, *dinputs = torch.autograd.grad(
+                gradients, (grad, *inputs), upstream, create_graph=further, allow_unused=True
+            )
         return (dgrad, *[None] * states, *dinputs, *[None] * len(options))
 
     op.register_autograd(first, setup_context=keep)

@@ -197,7 +197,8 @@ class _Call:
 
         if self.b:
             size = dict(tokens=self.n, heads=self.b)
-            run(choose(LAUNCHES, name, self.d, self.like, **size, run=run, autotune=self.autotune))
+            with torch.cuda.device_of(self.like):  # Triton launches on the current device, whatever its arguments
+                run(choose(LAUNCHES, name, self.d, self.like, **size, run=run, autotune=self.autotune))
 
     def correlate(self, x: Tensor, y: Tensor) -> Tensor:
         sums = self.taps(self.splits)

@@ -25,15 +25,17 @@ def _chunks(x: Tensor) -> Iterator[tuple[slice, slice]]:
     """Slices of samples and tokens that cover x (B, M, N, D); several samples at a time only if they are short.
 
     A chunk's temporaries should stay in the cache, yet be long enough to outweigh the start of an operation. On the
-    CPU, 2**16 elements measured best on one thread and four times as many on two; a GPU is fed with large ones.
+    CPU, 2**16 elements measured best on one thread and four times as many on two, and short samples up to 2**17
+    elements together; a GPU is fed with large ones.
     """
     b, m, n, d = x.shape
     if x.device.type == "cpu":
-        elements = 2**16 if torch.get_num_threads() == 1 else 2**18
+        together, long = 2**17, 2**16 if torch.get_num_threads() == 1 else 2**18
     else:
-        elements = 2**25
-    tokens = max(1, elements // (m * d))
-    samples = max(1, tokens // n)
+        together = long = 2**25
+    samples, tokens = max(1, together // (m * n * d)), max(1, long // (m * d))
+    if samples > 1:
+        tokens = n
     for first in range(0, b, samples):
         for start in range(0, n, tokens):
             yield slice(first, min(first + samples, b)), slice(start, min(start + tokens, n))

@@ -39,6 +39,8 @@ def _turn(x, cos, sin, first, head, h, w, quarter, sign, BLOCK: tl.constexpr, D:
     """Rotate the channel pairs of x [n, D], tokens from ``first`` on; the result has the dtype of x."""
     token = first + tl.arange(0, BLOCK)
     pair = tl.arange(0, DP // 2)
+    if DP == 128:  # narrower offsets: without this, float32 spills on sm_80; with it, narrower heads would
+        head = head.to(tl.int32)
     channel = head * (D // 2) + pair  # of the C/2 pairs
     by_row = channel < quarter
     line = tl.where(by_row[None, :], (token // w)[:, None], h + (token % w)[:, None])

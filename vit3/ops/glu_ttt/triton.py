@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from vit3.ops.glu_ttt import kernels_triton as kernels
-from vit3.ops.launch import Launch, choose, padded
+from vit3.ops.launch import Launch, choose, padded, product_precision
 from vit3.ops.rotary import Rotary
 
 # name of a launch -> (kernel, its flags). Where both parts of a backward pass fit one launch, it has rows of its own.
@@ -29,24 +29,25 @@ POINTERS: dict[str, str | None] = dict.fromkeys(("q", "k", "v", "out", "grad", "
     ("w", "cos", "sin", "sums", "fast", "g", "dfast", "dg", "unit"), "fp32"
 )
 LARGEST = dict(rotary=True, precision="ieee")  # the options that need most registers
-# bytes an element -> launch -> padded head width -> (tokens a tile, columns, warps, KB of shared memory), best first
+# bytes an element -> launch -> padded head width -> (tokens a tile, columns, warps, KB of shared memory), best
+# first; the memory is the most found over aligned and unaligned strides, with tf32 where it is allowed
 _TABLE = {
     2: {
         "gradient": {
             16: [(64, 16, 4, 5)],
             32: [(64, 32, 4, 12)],
-            64: [(64, 32, 4, 21), (64, 64, 8, 33)],
+            64: [(64, 32, 4, 24), (64, 64, 8, 33)],
             128: [(32, 32, 8, 27)],
         },
         "apply": {16: [(64, 16, 4, 3)], 32: [(64, 32, 4, 8)], 64: [(64, 64, 4, 24)], 128: [(64, 32, 8, 32)]},
         "apply_backward": {16: [(32, 16, 4, 3)], 32: [(64, 32, 4, 14), (32, 32, 8, 10)]},
-        "apply_backward_write": {64: [(32, 32, 4, 20), (32, 16, 4, 8)], 128: [(16, 16, 8, 12)]},
+        "apply_backward_write": {64: [(32, 32, 4, 20), (32, 16, 4, 12)], 128: [(16, 16, 8, 20)]},
         "apply_backward_sum": {64: [(32, 32, 4, 24)], 128: [(64, 16, 8, 36)]},
         "gradient_backward": {16: [(32, 16, 4, 4)]},
         "gradient_backward_write": {
             32: [(32, 16, 8, 4)],
-            64: [(32, 32, 8, 16), (32, 16, 4, 8)],
-            128: [(16, 16, 8, 12)],
+            64: [(32, 32, 8, 16), (32, 16, 4, 10)],
+            128: [(16, 16, 8, 13)],
         },
         "gradient_backward_sum": {
             32: [(32, 16, 4, 12)],
@@ -58,16 +59,16 @@ _TABLE = {
         "gradient": {
             16: [(32, 16, 4, 8)],
             32: [(32, 32, 4, 20)],
-            64: [(32, 16, 4, 20), (16, 32, 4, 24)],
-            128: [(32, 16, 4, 36)],
+            64: [(32, 16, 4, 26), (16, 32, 4, 26)],
+            128: [(32, 16, 4, 50)],
         },
         "apply": {16: [(32, 16, 4, 4)], 32: [(32, 32, 4, 12)], 64: [(32, 16, 4, 16)], 128: [(32, 16, 8, 32)]},
-        "apply_backward": {16: [(32, 16, 4, 8)], 32: [(16, 32, 4, 14)]},
-        "apply_backward_write": {64: [(32, 16, 4, 20)], 128: [(32, 16, 4, 36)]},
-        "apply_backward_sum": {64: [(32, 16, 4, 20)], 128: [(32, 16, 4, 36)]},
-        "gradient_backward": {16: [(16, 16, 4, 8)], 32: [(16, 32, 8, 24)]},
-        "gradient_backward_write": {64: [(32, 16, 4, 30)], 128: [(16, 16, 8, 43)]},
-        "gradient_backward_sum": {64: [(32, 16, 4, 28)], 128: [(16, 16, 4, 42)]},
+        "apply_backward": {16: [(32, 16, 4, 8)], 32: [(16, 32, 4, 16)]},
+        "apply_backward_write": {64: [(32, 16, 4, 20)], 128: [(32, 16, 4, 40)]},
+        "apply_backward_sum": {64: [(32, 16, 4, 24)], 128: [(32, 16, 4, 48)]},
+        "gradient_backward": {16: [(16, 16, 4, 8)], 32: [(16, 32, 8, 28)]},
+        "gradient_backward_write": {64: [(32, 16, 4, 32)], 128: [(16, 16, 8, 56)]},
+        "gradient_backward_sum": {64: [(32, 16, 4, 32)], 128: [(16, 16, 4, 48)]},
     },
 }
 _SMALL = {(width, size): (Launch(1, 16, 4, 1, 1024),) for width in (16, 32, 64, 128) for size in (2, 4)}
@@ -107,8 +108,7 @@ class _Call:
         self.like, self.rotary, self.autotune = q, rotary, autotune
         self.bm = self.b * self.m
         self.splits = triton.cdiv(self.n, 16 * padded(self.d))
-        fast = q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-        self.precision = "tf32" if fast else "ieee"
+        self.precision = product_precision(q)
 
     def matrices(self, splits: int = 1) -> Tensor:
         """Room for (D, 2D) per sample, head and split."""
@@ -142,7 +142,8 @@ class _Call:
 
         if self.bm:
             size = dict(tokens=self.n, heads=self.bm)
-            run(choose(LAUNCHES, name, self.d, self.like, **size, run=run, autotune=self.autotune))
+            with torch.cuda.device_of(self.like):  # Triton launches on the current device, whatever its arguments
+                run(choose(LAUNCHES, name, self.d, self.like, **size, run=run, autotune=self.autotune))
 
 
 def _start(w1: Tensor, w2: Tensor) -> Tensor:
