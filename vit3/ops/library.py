@@ -69,7 +69,8 @@ def register(
         inputs, options = values[states : states + differentiable], values[states + differentiable :]
         further = torch.is_grad_enabled()
         with torch.enable_grad():
-            grad, *inputs = (x if x.requires_grad else x.detach().requires_grad_() for x in (grad, *inputs))
+            # nodes of their own: what they depend on further up (grad on inputs, say) must not be counted here
+            grad, *inputs = (x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in (grad, *inputs))
             gradients = torch.autograd.grad(reference(*inputs, *options), inputs, grad, create_graph=True)
             dgrad, *dinputs = torch.autograd.grad(
                 gradients, (grad, *inputs), upstream, create_graph=further, allow_unused=True

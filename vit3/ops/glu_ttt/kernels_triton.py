@@ -279,7 +279,7 @@ def step_backward(
         change = up / (norm + 1) - direction * (norm * along / ((norm + 1) * (norm + 1)))
         _store_matrix(dg + place, half, columns, change, D, DP)
         largest = tl.maximum(largest, tl.max(tl.abs(change)))
-    power = tl.exp2(tl.floor(tl.log2(tl.where(largest > 0, largest, 1.0))))
+    power = tl.exp2(tl.floor(tl.log2(tl.maximum(largest, 7.9e-31))))  # 2^-100: no denormal, and no log of 0
     tl.store(unit + bm, power)
 
 
