@@ -288,7 +288,8 @@ def _mixer_kwargs(cfg: TrainConfig) -> dict[str, Any]:
     if cfg.mixer.name != "ttt":
         return {}
     try:
-        return dict(backend=cfg.mixer.backend, inner=InnerSpec(lr=cfg.inner.lr, scale=cfg.inner.scale))
+        inner = InnerSpec(lr=cfg.inner.lr, scale=cfg.inner.scale)
+        return dict(backend=cfg.mixer.backend, autotune=cfg.mixer.autotune, inner=inner)
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -74,7 +74,7 @@ class Row:
     copy_fraction: float | None = None  # floor bytes a second, in units of a copy's
 
 
-def timed(calls: dict[str, Callable[[], object]], device: torch.device, seconds: float = 3.0) -> dict[str, list[float]]:
+def timed(calls: dict[str, Callable[[], object]], device: torch.device, seconds: float = 2.0) -> dict[str, list[float]]:
     """Milliseconds of each call, sorted; the calls take turns for about ``seconds`` each, at least three times."""
     for call in calls.values():
         call()
@@ -136,7 +136,7 @@ def backends(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
     return ("reference", "fused", "triton")
 
 
-def _rows(level, case, tokens, calls, direction, device, dtype, seconds=3.0, **extra) -> list[Row]:
+def _rows(level, case, tokens, calls, direction, device, dtype, seconds=1.5, **extra) -> list[Row]:
     times = timed(calls, device, seconds)
     reference = _quantile(next(iter(times.values())), 0.5)
     rows = []
@@ -202,7 +202,7 @@ def mixer_rows(
     *,
     level: str = "mixer",
     leave_out: tuple[str, ...] = (),
-    seconds: float = 3.0,
+    seconds: float = 2.0,
 ) -> Iterator[Row]:
     """Whole mixers, projections included; weights in float32, under autocast where ``dtype`` is narrower."""
     b, c, m, h, w = shape

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import timm
 import torch
 import torch.nn.functional as F
@@ -37,3 +40,23 @@ def losses(backend: str, device: torch.device, dtype: torch.dtype = torch.float3
 def deviation(ours: list[float], theirs: list[float]) -> float:
     """Largest relative difference between the losses of a step."""
     return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs))
+
+
+def main() -> None:
+    """``python -m vit3.analysis.loss_parity DEVICE FILE``: compare what runs there, write a table; status 1 if red."""
+    device, target = torch.device(sys.argv[1]), Path(sys.argv[2])
+    reference = losses("reference", device)
+    lines, red = ["| backend | dtype | largest relative difference of a loss | bound |", "|---|---|---|---|"], False
+    for backend in ("fused", "triton") if device.type == "cuda" else ("fused",):
+        found = deviation(losses(backend, device), reference)
+        red |= not found <= BOUND
+        lines.append(f"| {backend} | float32 | {found:.1e} | {BOUND:.0e} |")
+        half = deviation(losses(backend, device, torch.bfloat16), losses("reference", device, torch.bfloat16))
+        lines.append(f"| {backend} | bfloat16 autocast | {half:.1e} | for information |")
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+    sys.exit(red)
+
+
+if __name__ == "__main__":
+    main()
