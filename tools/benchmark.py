@@ -54,9 +54,8 @@ def main() -> None:
     dtype = dict(fp32=torch.float32, fp16=torch.float16, bf16=torch.bfloat16)[name]
     console = Console()
 
-    wrong = [f for f in selftest.run(device, quick=True) if not isinstance(f, str) and not f.passed]
-    if wrong:
-        f = wrong[0]
+    f = next((f for f in selftest.run(device, quick=True) if not isinstance(f, str) and not f.passed), None)
+    if f is not None:
         sys.exit(
             f"error: the self-test fails ({f.backend} in {f.dtype}, {f.what} at {f.where}: {f.error:.1e} above "
             f"{f.bound:.1e}), so no timing is reported; see tools/selftest.py"

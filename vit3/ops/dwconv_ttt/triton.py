@@ -152,11 +152,7 @@ POINTERS: dict[str, str | None] = dict.fromkeys(("x", "y", "out")) | dict.fromke
     ("taps", "sums", "start", "g", "fast", "dfast", "dg"), "fp32"
 )
 LARGEST: dict = {}  # no option makes these kernels larger
-_TOKENS = {
-    (dp, size): (Launch(64, min(dp, 32), 4, 1, 2048), Launch(32, min(dp, 64), 4, 1, 2048))
-    for dp in (16, 32, 64, 128)
-    for size in (2, 4)
-}
+_TOKENS = {(dp, size): (Launch(64, min(dp, 32), 4, 1, 2048),) for dp in (16, 32, 64, 128) for size in (2, 4)}
 _STEP = {key: (Launch(1, min(key[0], 32), 1, 1, 2048),) for key in _TOKENS}
 LAUNCHES = {name: _TOKENS if kernel in (_correlate, _convolve) else _STEP for name, (kernel, _) in KERNELS.items()}
 
