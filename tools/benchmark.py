@@ -133,7 +133,7 @@ def targets(rows: list[Row]) -> list[tuple[str, str, str, str]]:
     found: list[tuple[str, str, str, str]] = []
 
     def judge(what: str, row: Row, wanted: float, measured: float, *, least: bool) -> None:
-        threads = f", {row.threads} threads" if row.threads else ""
+        threads = f", {row.threads} thread{'s' * (row.threads > 1)}" if row.threads else ""
         met = measured >= wanted if least else measured <= wanted
         sign = "≥" if least else "≤"
         found.append((what + threads, f"{sign} {wanted:g}", f"{measured:.2f}", "met" if met else "not met"))

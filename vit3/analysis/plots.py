@@ -119,7 +119,7 @@ def plot_growth(rows: list, target: Path) -> None:
         ticks = sorted({r.tokens for r in rows})
         axes.set_xticks(ticks, [f"{n:,}" for n in ticks], fontsize=8)
         axes.minorticks_off()
-        axes.set_xlim(ticks[0] * 0.8, ticks[-1] * 6)
+        axes.set_xlim(ticks[0] * 0.8, ticks[-1] * 9)
         axes.grid(alpha=0.25)
         low, high = axes.get_ylim()
         gap, last = (high / low) ** 0.055, 0.0
