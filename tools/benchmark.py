@@ -46,13 +46,17 @@ def main() -> None:
     try:
         threads = [int(n) for n in options.threads.split(",")] if options.threads else [torch.get_num_threads()]
     except ValueError:
-        sys.exit(f"error: --threads={options.threads} must be numbers, such as 1,2")
+        threads = [0]
+    if min(threads) < 1:
+        sys.exit(f"error: --threads={options.threads} must be numbers from 1 on, such as 1,2")
+    if options.device not in ("auto", "cpu", "cuda"):
+        sys.exit(f"error: --device={options.device} must be auto, cpu or cuda")
     device = torch.device(
         ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     )
     name = options.dtype or ("fp32" if device.type == "cpu" else "bf16")
     dtype = dict(fp32=torch.float32, fp16=torch.float16, bf16=torch.bfloat16)[name]
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)
 
     f = next((f for f in selftest.run(device, quick=True) if not isinstance(f, str) and not f.passed), None)
     if f is not None:
@@ -181,7 +185,7 @@ def to_markdown(rows: list[Row], machine: dict[str, str], command: str) -> str:
     lines = ["# Benchmark", "", *(f"- {key}: {value}" for key, value in machine.items()), f"- command: `{command}`", ""]
     lines += [
         "Medians of calls that take turns in one loop; ratios are to the first contender of the case (the closed form; "
-        "for models DeiT-T). Saved: elements kept for the backward pass, in units of float32, per token and channel.",
+        "for models DeiT-T). Saved: what is kept for the backward pass, in elements of the dtype, per token and channel.",
         "",
         "## Targets",
         "",

@@ -32,6 +32,8 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="write every finding here")
     parser.add_argument("--markdown", type=Path, help="write the table here")
     options = parser.parse_args()
+    if options.device not in ("auto", "cpu", "cuda"):
+        sys.exit(f"error: --device={options.device} must be auto, cpu or cuda")
     device = torch.device(
         ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     )
@@ -41,7 +43,7 @@ def main() -> None:
         quick=options.quick,
         forced=options.backend is not None,
     )
-    console, findings = Console(), []
+    console, findings = Console(width=None if sys.stdout.isatty() else 160), []
     try:
         for found in selftest.run(device, **chosen):
             if isinstance(found, str):

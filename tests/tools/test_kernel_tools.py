@@ -67,7 +67,7 @@ def test_benchmark(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "argument,word", [("--level=ops", "ops is none of op, mixer"), ("--threads=two", "must be numbers")]
+    "argument,word", [("--level=ops", "ops is none of op, mixer"), ("--threads=two", "must be numbers from 1 on")]
 )
 def test_wrong_arguments(monkeypatch, argument, word):
     with pytest.raises(SystemExit, match=word):

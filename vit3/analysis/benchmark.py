@@ -101,15 +101,15 @@ def _quantile(values: list[float], q: float) -> float:
     return values[min(len(values) - 1, round(q * (len(values) - 1)))]
 
 
-def saved_elements(call: Callable[[], Tensor], ignore: tuple[Tensor, ...]) -> int:
-    """Elements that autograd keeps during ``call``: distinct storages, those of ``ignore`` not counted."""
+def saved_elements(call: Callable[[], Tensor], ignore: tuple[Tensor, ...], dtype: torch.dtype = torch.float32) -> int:
+    """What autograd keeps during ``call``, in elements of ``dtype``: distinct storages, without those of ``ignore``."""
     storages = {x.untyped_storage().data_ptr() for x in ignore}
     kept: dict[int, float] = {}
 
     def pack(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
         if storage.data_ptr() not in storages:
-            kept[storage.data_ptr()] = storage.nbytes() / 4  # in elements of float32
+            kept[storage.data_ptr()] = storage.nbytes() / dtype.itemsize
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
@@ -227,7 +227,8 @@ def mixer_rows(
 
             calls[name] = call
             if backward:
-                count = saved_elements(lambda mixer=mixer: mixer(x, h, w), (x, *mixer.parameters()))
+                with autocast():
+                    count = saved_elements(lambda mixer=mixer: mixer(x, h, w), (x, *mixer.parameters()), dtype)
                 saved[name] = count / (b * h * w * c)
         yield from _rows(level, case, h * w, calls, direction, device, dtype, seconds, saved_elements=saved)
 
