@@ -185,7 +185,7 @@ def to_markdown(rows: list[Row], machine: dict[str, str], command: str) -> str:
     lines = ["# Benchmark", "", *(f"- {key}: {value}" for key, value in machine.items()), f"- command: `{command}`", ""]
     lines += [
         "Medians of calls that take turns in one loop; ratios are to the first contender of the case (the closed form; "
-        "for models DeiT-T). Saved: what is kept for the backward pass, in elements of the dtype, per token and channel.",
+        "for models DeiT-T). Saved: what is kept for the backward pass, in elements per token and channel.",
         "",
         "## Targets",
         "",

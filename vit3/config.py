@@ -61,7 +61,7 @@ class ModelConfig:
 class MixerConfig:
     name: str
     backend: str
-    autotune: bool = False  # runs from before this key existed can still be evaluated
+    autotune: bool
 
 
 @dataclass
