@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint on the data it was trained for: ``python tools/eval.py checkpoint=runs/NAME/best.pt``."""
+"""Evaluate a checkpoint on the data it was trained for: ``python tools/eval.py checkpoint=runs/NAME``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import logging
 import os
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from vit3.analysis.plots import plot_predictions
-from vit3.build import build_loader, build_model
-from vit3.cli import run_tool
+from vit3.build import build_eval_loader, build_model
+from vit3.cli import run_tool, stored_config
 from vit3.config import EvalConfig, TrainConfig, typed
 from vit3.data import open_split
-from vit3.engine.checkpoint import load_checkpoint
+from vit3.engine.checkpoint import best_checkpoint, load_checkpoint
 from vit3.engine.distributed import start_processes
 from vit3.engine.evaluate import evaluate
 from vit3.engine.predict import predict_sample
@@ -21,6 +21,8 @@ from vit3.errors import UserError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 logger = logging.getLogger("vit3.eval")
+
+_MAX_BATCH = 256  # per process, unless batch_size is given
 
 
 def run_eval(cfg: DictConfig) -> None:
@@ -30,7 +32,7 @@ def run_eval(cfg: DictConfig) -> None:
     if not processes.main:
         logging.getLogger().setLevel(logging.WARNING)
     path = Path(options.checkpoint)
-    path = path / "best.pt" if path.is_dir() else path
+    path = best_checkpoint(path) if path.is_dir() else path
     state = load_checkpoint(path)
     run_cfg = training_config(state, options)
     d = run_cfg.data
@@ -48,11 +50,11 @@ def run_eval(cfg: DictConfig) -> None:
     weights = chosen_weights(state, options.weights, path)
     model.load_state_dict(state["state_dict_ema" if weights == "ema" else "state_dict"])
     model.to(processes.device)
-    batch = options.batch_size or max(1, run_cfg.engine.batch_size // processes.world_size)
-    loader = build_loader(run_cfg, images, processes, training=False, batch_size=batch)
+    batch = options.batch_size or max(1, min(_MAX_BATCH, run_cfg.engine.batch_size // processes.world_size))
+    loader = build_eval_loader(run_cfg, images, processes, batch)
     scores = evaluate(model, loader, processes, amp=run_cfg.engine.amp, channels_last=run_cfg.engine.channels_last)
     logger.info(
-        f"{path}: {weights} weights of epoch {state['epoch'] + 1}, {len(images):,} images: "
+        f"{path}: {weights} weights of {describe(state)}, {len(images):,} images: "
         f"top-1 {scores['top1']:.2f} %, top-5 {scores['top5']:.2f} %, loss {scores['loss']:.6f}"
     )
     if bad := getattr(images, "bad_images", None):
@@ -67,7 +69,7 @@ def run_eval(cfg: DictConfig) -> None:
 
 def training_config(state: dict, options: EvalConfig) -> TrainConfig:
     """The configuration inside the checkpoint, with what this command changes of it."""
-    cfg: TrainConfig = typed(OmegaConf.create(state["config"]), TrainConfig)
+    cfg: TrainConfig = typed(stored_config(state["config"], CONFIGS), TrainConfig)
     cfg.model.pretrained, cfg.model.checkpoint = False, None  # the weights are in this checkpoint
     if options.data_root is not None:
         cfg.data.root = options.data_root
@@ -76,13 +78,22 @@ def training_config(state: dict, options: EvalConfig) -> TrainConfig:
     return cfg
 
 
+def describe(state: dict) -> str:
+    """When the weights were saved: best ones at the end of an epoch, others anywhere."""
+    if "optimizer" not in state or state["position"]:
+        part = "" if "optimizer" not in state else f" after {state['position']:,} images"
+        return f"epoch {state['epoch'] + 1}{part}"
+    return f"epoch {state['epoch']}"
+
+
 def chosen_weights(state: dict, wanted: str, path: Path) -> str:
-    """``raw`` or ``ema``; ``auto`` is the kind that gave the best score."""
-    if wanted == "auto":
-        return state["best"]["weights"]
-    if wanted == "ema" and "state_dict_ema" not in state:
-        raise UserError(f"weights=ema, but {path} holds no moving average; use weights=raw")
-    return wanted
+    """``raw`` or ``ema``; ``auto`` is the kind that is there, or of both the one that gave the best score."""
+    kinds = [kind for kind, key in (("raw", "state_dict"), ("ema", "state_dict_ema")) if key in state]
+    if wanted != "auto":
+        if wanted not in kinds:
+            raise UserError(f"weights={wanted}, but {path} holds {' and '.join(kinds)} weights; use weights={kinds[0]}")
+        return wanted
+    return max(kinds, key=lambda kind: state["best"][kind]["top1"]) if len(kinds) == 2 and state["best"] else kinds[0]
 
 
 def main() -> None:

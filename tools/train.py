@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
+import sys
 from pathlib import Path
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+from timm.utils import unwrap_model
 
 from vit3.analysis.flops import count_macs
 from vit3.analysis.plots import plot_curves, plot_predictions
-from vit3.build import build_data, build_model, build_tracker, build_trainer, derive
+from vit3.build import build_data, build_model, build_plan, build_tracker, build_trainer, derive
 from vit3.cli import overrides, run_tool
 from vit3.config import TrainConfig, typed
-from vit3.engine.checkpoint import check_resumable, load_checkpoint
-from vit3.engine.distributed import Processes, seed_everything, start_processes
+from vit3.engine.checkpoint import (
+    best_checkpoint,
+    changed_keys,
+    check_resumable,
+    checkpoint_to_resume,
+    load_checkpoint,
+    run_of,
+    set_aside_later,
+)
+from vit3.engine.distributed import Processes, start_processes
+from vit3.engine.groups import parameter_rows
 from vit3.engine.predict import predict_sample
 from vit3.engine.run_folder import RunFolder
+from vit3.engine.sharding import is_sharded, whole
 from vit3.engine.train import Trainer
+from vit3.seeding import Purpose, seed_everything
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 logger = logging.getLogger("vit3.train")
@@ -33,41 +49,46 @@ def train(cfg: DictConfig) -> None:
         logging.getLogger().setLevel(logging.WARNING)
     if run_cfg.engine.threads:
         torch.set_num_threads(run_cfg.engine.threads)
-    state = load_checkpoint(run_cfg.resume) if run_cfg.resume else None
+    place = processes.on_main(lambda: checkpoint_to_resume(run_cfg.resume, run_cfg.output, run_cfg.name))
+    state = load_checkpoint(place) if place else None
 
-    data = build_data(run_cfg, processes)
+    data = build_data(run_cfg)
     if state is not None:
         check_resumable(state, dataclasses.asdict(run_cfg), data.classes)
-    seed_everything(run_cfg.engine.seed, rank=0)  # the same start in every process
+    seed_everything(run_cfg.engine.seed, Purpose.START)  # the same start in every process
     model = build_model(run_cfg, len(data.classes))
-    derived = derive(run_cfg, data, processes)
-    facts = dataclasses.asdict(derived) | {
+    plan = build_plan(run_cfg, len(data.train), processes.world_size, model)
+    facts = dataclasses.asdict(derive(run_cfg, plan)) | {
         "parameters": sum(p.numel() for p in model.parameters()),
         "multiply_adds": count_macs(model, run_cfg.data.img_size),
         "train_images": len(data.train),
         "val_images": len(data.val),
     }
-    trainer = build_trainer(run_cfg, data, model, derived, facts, processes)
+    trainer = build_trainer(run_cfg, data, model, plan, facts, processes)
+    if run_cfg.print_groups:
+        if processes.main:
+            print_groups(model, trainer.updater.optimizer)
+        return
+    run = processes.on_main(lambda: open_run(run_cfg, composed, place))
+    announce(run_cfg, run, facts, processes)
     if state is not None:
         trainer.resume(state)
-    run = processes.on_main(lambda: open_run(run_cfg, composed))
-    announce(run_cfg, run, facts, processes)
+        announce_resume(run_cfg, place, state, processes)
     summary = trainer.fit(
         run,
         build_tracker(run_cfg, run, processes),
         after_epoch=lambda: plot_curves(run / "metrics.jsonl", run / "curves.png", run.path.name),
     )
-    if processes.main:
-        finish(run_cfg, run, trainer, data, summary, processes)
+    finish(run_cfg, run, trainer, data, summary, processes)
 
 
-def open_run(cfg: TrainConfig, composed: str) -> RunFolder:
-    """The run folder: that of the run to resume, or a new one; the configuration is saved as composed."""
-    if cfg.resume:
-        path = Path(cfg.resume)
-        run = RunFolder(path if path.is_dir() else path.parent)
-    else:
+def open_run(cfg: TrainConfig, composed: str, place: str | None) -> RunFolder:
+    """The run folder: that of the checkpoint to resume, or a new one; the configuration is saved as composed."""
+    if place is None:
         run = RunFolder.create(cfg.output, cfg.name, f"{cfg.model.name}-{cfg.mixer.name}-{cfg.data.name}")
+    else:
+        run = RunFolder(run_of(Path(place)))
+        set_aside_later(run.path, Path(place))
     run.write_start(composed, overrides())
     return run
 
@@ -75,26 +96,63 @@ def open_run(cfg: TrainConfig, composed: str) -> RunFolder:
 def announce(cfg: TrainConfig, run: RunFolder, facts: dict, processes: Processes) -> None:
     """Say what is going to happen, with every derived number."""
     ema = "off" if facts["ema_decay"] is None else f"{facts['ema_decay']:.6f} per update"
+    task = "" if cfg.task.name == "classification" else (
+        f"; {cfg.task.name}, weight {cfg.task.weight:g}, from epoch {math.ceil(cfg.task.start * cfg.engine.epochs) + 1}"
+    )  # fmt: skip
     for line in (
         f"run folder   {run.path}",
         f"model        {cfg.model.name}, mixer {cfg.mixer.name}: {facts['parameters']:,} parameters, "
         f"{facts['multiply_adds'] / 1e9:.4g} G multiply-adds at {cfg.data.img_size[0]}x{cfg.data.img_size[1]}",
         f"data         {cfg.data.name}: {facts['train_images']:,} training and {facts['val_images']:,} test images",
-        f"batch        {facts['global_batch']} = {facts['world_size']} x {facts['batch_per_process']}; "
-        f"{facts['updates_per_epoch']} updates an epoch, {facts['updates']:,} in all",
+        f"batch        {facts['global_batch']} = {facts['world_size']} processes x {facts['accumulation']} forward "
+        f"passes x {facts['batch_per_process']}; {facts['updates_per_epoch']} updates an epoch, "
+        f"{facts['updates']:,} in all",
         f"learning     peak {facts['lr']:.4g}, warm-up from {facts['warmup_lr']:.4g}, down to {facts['min_lr']:.4g}; "
-        f"EMA {ema}",
+        f"EMA {ema}{task}",
         f"device       {processes.device}, precision {cfg.engine.amp or 'float32'}, "
         f"{torch.get_num_threads()} CPU threads",
     ):
         logger.info(line)
+    if processes.main and cfg.engine.recipe_batch not in (None, facts["global_batch"]):
+        logger.warning(
+            "engine.batch_size=%d is not the recipe's %d: learning rates and EMA decay are scaled with it, but the "
+            "recipe's score was reached with %d; engine.max_per_process=N keeps it on fewer or smaller devices",
+            facts["global_batch"], cfg.engine.recipe_batch, cfg.engine.recipe_batch,
+        )  # fmt: skip
+
+
+def announce_resume(cfg: TrainConfig, place: str, state: dict, processes: Processes) -> None:
+    """Say where the run goes on and what is different from before."""
+    logger.info(
+        f"resumed      {place}: {state['updates']:,} updates done, epoch {state['epoch'] + 1} "
+        f"at image {state['position']:,}"
+    )
+    if processes.main and state["world_size"] != processes.world_size:
+        logger.warning(
+            "the run had %d processes and now has %d: the epoch goes on with the images that are left of it",
+            state["world_size"], processes.world_size,
+        )  # fmt: skip
+    for change in changed_keys(state, dataclasses.asdict(cfg)) if processes.main else ():
+        logger.warning("changed since the checkpoint: %s", change)
+
+
+def print_groups(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """List every parameter once."""
+    table = Table("parameter", "shape", "weight decay", "learning rate x", box=None)
+    for row in parameter_rows(model, optimizer):
+        decay, factor = ("frozen", "") if row.frozen else (f"{row.weight_decay:g}", f"{row.lr_factor:.6g}")
+        table.add_row(row.name, "x".join(map(str, row.shape)), decay, factor)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: dict, processes: Processes) -> None:
     """Draw the sheet of test images and say where everything is."""
     best = summary["best"]
+    model = plain_model(trainer.task.get_eval_model(ema=best["weights"] == "ema"), cfg, len(data.classes), processes)
+    if not processes.main:
+        return
     sheet = predict_sample(
-        trainer.task.get_eval_model(ema=best["weights"] == "ema"),
+        model,
         trainer.val_loader,
         processes,
         count=64,
@@ -107,10 +165,21 @@ def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: di
     logger.info(
         f"best top-1 {best['top1']:.2f} % ({best['weights']} weights, epoch {best['epoch'] + 1}), "
         f"{summary['seconds']:.0f} s\n"
-        f"weights      {run / 'best.pt'}\n"
+        f"weights      {best_checkpoint(run.path)}\n"
         f"pictures     {run / 'curves.png'}, {run / 'predictions.png'}\n"
-        f"evaluate     python tools/eval.py checkpoint={run / 'best.pt'}"
+        f"evaluate     python tools/eval.py checkpoint={run.path}"
     )
+
+
+def plain_model(model, cfg: TrainConfig, num_classes: int, processes: Processes):
+    """``model``, or where it is sharded a plain one with its weights, which one process alone can run."""
+    if not is_sharded(model):
+        return model
+    tensors = whole(unwrap_model(model).state_dict())
+    cfg.model.pretrained, cfg.model.checkpoint = False, None
+    plain = build_model(cfg, num_classes).to(processes.device)
+    plain.load_state_dict(tensors)
+    return plain
 
 
 def main() -> None:

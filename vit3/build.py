@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,28 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from vit3.config import DataConfig, ModelConfig, TrainConfig, nearest
-from vit3.data import Data, make_data, make_loader, preflight
+from vit3.data import (
+    BatchPlan,
+    Data,
+    TrainLoader,
+    accumulation_for,
+    make_data,
+    make_eval_loader,
+    make_train_loader,
+    preflight,
+)
+from vit3.engine.checkpoint import best_checkpoint
 from vit3.engine.distributed import Processes
 from vit3.engine.run_folder import RunFolder
+from vit3.engine.sharding import LocalEma, shard
 from vit3.engine.trackers import WandbTracker
 from vit3.engine.train import Trainer
+from vit3.engine.update import Updater
 from vit3.errors import UserError
 from vit3.inner import InnerSpec
 from vit3.models import MODEL_NAMES, HViT3, ViT3
 from vit3.models.weights import load_weights
+from vit3.tasks import MESATask
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +54,7 @@ class Derived:
     world_size: int
     global_batch: int
     batch_per_process: int
+    accumulation: int
     updates_per_epoch: int
     updates: int
     lr: float
@@ -48,32 +63,58 @@ class Derived:
     ema_decay: float | None
 
 
-def derive(cfg: TrainConfig, data: Data, processes: Processes) -> Derived:
+def build_plan(cfg: TrainConfig, images: int, world_size: int, model: nn.Module) -> BatchPlan:
+    """Which images make up each update.
+
+    Args:
+        images: in the training data. model: asked whether it normalises over the batch.
+
+    Raises:
+        UserError: the batch cannot be dealt out, or an epoch would have no update.
+    """
+    e = cfg.engine
+    normalises = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    unit = 2 if _mixes(cfg) or (normalises and not e.drop_last) else 1
+    accumulation = accumulation_for(e.batch_size, world_size, e.max_per_process, unit)
+    if normalises and e.batch_size // (world_size * accumulation) < 2:
+        raise UserError(
+            f"engine.batch_size={e.batch_size} leaves one image per process and forward pass, over which "
+            f"{cfg.model.name} cannot normalise; use at least 2"
+        )
+    plan = BatchPlan(
+        images, e.batch_size, world_size, accumulation, e.seed, e.drop_last, unit, max_updates=e.steps_per_epoch
+    )
+    if plan.updates == 0:
+        raise UserError(
+            f"engine.batch_size={e.batch_size} is more than the {images} training images: an epoch would have "
+            f"no step; use at most {images // unit * unit}"
+        )
+    return plan
+
+
+def derive(cfg: TrainConfig, plan: BatchPlan) -> Derived:
     """Batch, update and learning-rate arithmetic of a run."""
-    batch, world_size = cfg.engine.batch_size, processes.world_size
-    per_process = batch // world_size
-    steps = -(-len(data.train) // world_size) // per_process
-    steps = min(steps, cfg.engine.steps_per_epoch or steps)
-    factor = batch / cfg.optim.lr_batch
+    factor = plan.batch / cfg.optim.lr_batch
     decay = cfg.engine.ema_decay
     return Derived(
-        world_size=world_size,
-        global_batch=batch,
-        batch_per_process=per_process,
-        updates_per_epoch=steps,
-        updates=steps * cfg.engine.epochs,
+        world_size=plan.world_size,
+        global_batch=plan.batch,
+        batch_per_process=-(-plan.batch // (plan.world_size * plan.accumulation)),
+        accumulation=plan.accumulation,
+        updates_per_epoch=plan.updates,
+        updates=plan.updates * cfg.engine.epochs,
         lr=cfg.optim.lr * factor,
         warmup_lr=cfg.optim.warmup_lr * factor,
         min_lr=cfg.optim.min_lr * factor,
-        ema_decay=None if decay is None else decay ** (batch / cfg.engine.ema_batch),
+        ema_decay=None if decay is None else decay ** (plan.batch / cfg.engine.ema_batch),
     )
 
 
-def build_data(cfg: TrainConfig, processes: Processes) -> Data:
+def build_data(cfg: TrainConfig) -> Data:
     """Open the data and check what can be checked before the first step."""
     check_data_config(cfg.data)
     data = make_data(cfg.data.name, cfg.data.root, cfg.data.in_chans, cfg.data.on_bad_image)
-    preflight(data, batch_size=cfg.engine.batch_size, world_size=processes.world_size, mixing=_mixes(cfg))
+    preflight(data)
     return data
 
 
@@ -86,16 +127,13 @@ def check_data_config(cfg: DataConfig) -> None:
         raise UserError(f"data.std={cfg.std} must be positive")
 
 
-def build_loader(cfg: TrainConfig, split: Dataset, processes: Processes, *, training: bool, batch_size: int):
-    """Loader of one split; augmentation for training only.
-
-    Args:
-        split: the images. batch_size: per process.
+def build_train_loader(cfg: TrainConfig, split: Dataset, plan: BatchPlan, processes: Processes) -> TrainLoader:
+    """Loader of training batches, augmented.
 
     Raises:
         UserError: an image cannot be transformed as ``augment`` and ``data`` say.
     """
-    a, d = cfg.augment, cfg.data
+    a = cfg.augment
     augment = dict(
         train_crop_mode=a.crop,
         scale=tuple(a.scale),
@@ -103,29 +141,43 @@ def build_loader(cfg: TrainConfig, split: Dataset, processes: Processes, *, trai
         hflip=a.hflip,
         color_jitter=a.color_jitter,
         auto_augment=a.auto_augment,
-        re_prob=a.erase_prob,
-        re_mode=a.erase_mode,
+        erase_prob=a.erase_prob,
+        erase_mode=a.erase_mode,
     )
+    with _transform_errors():
+        loader = make_train_loader(split, plan, processes.rank, **_images(cfg), device=processes.device, **augment)
+        if not loader.streamed:
+            split[0]  # once, here, rather than in the first step
+    return loader
+
+
+def build_eval_loader(cfg: TrainConfig, split: Dataset, processes: Processes, batch_size: int):
+    """Loader of evaluation batches.
+
+    Args:
+        batch_size: per process.
+
+    Raises:
+        UserError: an image cannot be transformed as ``data`` says.
+    """
+    share = dict(rank=processes.rank, world_size=processes.world_size, crop_pct=cfg.data.crop_pct)
+    with _transform_errors():
+        loader = make_eval_loader(split, batch_size, **_images(cfg), device=processes.device, **share)
+        split[0]
+    return loader
+
+
+def _images(cfg: TrainConfig) -> dict[str, Any]:
+    names = ("img_size", "in_chans", "mean", "std", "interpolation", "workers")
+    return {name: getattr(cfg.data, name) for name in names}
+
+
+@contextmanager
+def _transform_errors():
     try:
-        loader = make_loader(
-            split,
-            training=training,
-            batch_size=batch_size,
-            img_size=d.img_size,
-            in_chans=d.in_chans,
-            mean=d.mean,
-            std=d.std,
-            interpolation=d.interpolation,
-            crop_pct=d.crop_pct,
-            workers=d.workers,
-            device=processes.device,
-            distributed=processes.distributed,
-            augment=augment if training else None,
-        )
-        split[0]  # once, here, rather than in the first step
+        yield
     except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
         raise UserError(f"images cannot be transformed as augment.* and data.* say ({error or type(error)})") from error
-    return loader
 
 
 def build_model(cfg: TrainConfig, num_classes: int) -> nn.Module:
@@ -154,22 +206,66 @@ def build_model(cfg: TrainConfig, num_classes: int) -> nn.Module:
         _load_start(model, m.checkpoint)
     if m.grad_checkpointing:
         model.set_grad_checkpointing()
+    frozen_modules(model, m.freeze)
     return model
 
 
+def frozen_modules(model: nn.Module, prefixes: list[str]) -> tuple[nn.Module, ...]:
+    """Switch off learning of all parts whose names begin with one of ``prefixes``; returns these parts.
+
+    Raises:
+        UserError: nothing begins with a prefix, or nothing is left to learn.
+    """
+    frozen = []
+    for prefix in prefixes:
+        found = [m for name, m in model.named_modules() if name == prefix or name.startswith(f"{prefix}.")]
+        if not found:
+            raise UserError(f"model.freeze: no part of the model is called {prefix}; "
+                            f"{nearest(prefix, [name for name, _ in model.named_modules() if name])}")  # fmt: skip
+        frozen += found
+    for module in frozen:
+        module.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"model.freeze={prefixes} leaves nothing to learn; freeze less")
+    return tuple(frozen)
+
+
 def build_task(cfg: TrainConfig, model: nn.Module, derived: Derived, processes: Processes) -> TrainingTask:
-    """timm's classification task: loss, moving average, compilation, DDP; in timm's order."""
+    """timm's classification task or MESA: loss, moving average, compilation, distribution; in this order.
+
+    Raises:
+        UserError: MESA without a moving average, or float16 with sharding.
+    """
+    e = cfg.engine
     model.to(processes.device)
-    if cfg.engine.channels_last:
+    if e.channels_last:
         model.to(memory_format=torch.channels_last)
     loss = dict(smoothing=0.0 if _mixes(cfg) else cfg.augment.smoothing, soft_targets=_mixes(cfg))
-    task = ClassificationTask(model, criterion_kwargs=loss, device=processes.device, verbose=False)
+    options = dict(criterion_kwargs=loss, device=processes.device, verbose=False)
+    if cfg.task.name == "mesa":
+        if derived.ema_decay is None:
+            raise UserError("task=mesa learns from the moving average; set engine.ema_decay (0.9996 in the recipes)")
+        task = MESATask(model, weight=cfg.task.weight, start=cfg.task.start, **options)
+    else:
+        task = ClassificationTask(model, **options)
     if derived.ema_decay is not None:
-        task.setup_ema(decay=derived.ema_decay, use_warmup=cfg.engine.ema_warmup)
-    if cfg.engine.compile:
+        average = dict(decay=derived.ema_decay, use_warmup=e.ema_warmup, exclude_buffers=e.ema_buffers == "copy")
+        task.trainable_module_ema = LocalEma(model, **average)
+    sharded = e.parallel == "fsdp" and processes.distributed
+    if sharded:
+        if e.amp == "float16":
+            raise UserError(
+                "engine.amp=float16 scales losses, which engine.parallel=fsdp does not; use bfloat16 or null"
+            )
+        shard(model, processes.device)
+        if task.has_ema():
+            shard(task.trainable_module_ema.module, processes.device)
+    if e.compile:
         task.compile()
-    if processes.distributed:
-        task.prepare_distributed(device_ids=[processes.device] if processes.device.type == "cuda" else None)
+    if processes.distributed and not sharded:
+        ids = [processes.device] if processes.device.type == "cuda" else None
+        # statistics of normalisation are averaged after each update, in Updater
+        task.prepare_distributed(device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
     return task
 
 
@@ -215,46 +311,61 @@ def build_schedule(cfg: TrainConfig, optimizer: torch.optim.Optimizer, derived: 
 
 
 def build_trainer(
-    cfg: TrainConfig, data: Data, model: nn.Module, derived: Derived, facts: dict[str, Any], processes: Processes
+    cfg: TrainConfig, data: Data, model: nn.Module, plan: BatchPlan, facts: dict[str, Any], processes: Processes
 ) -> Trainer:
     """Everything that :class:`vit3.engine.train.Trainer` needs.
 
     Args:
-        model: not yet wrapped. facts: numbers for ``summary.json``.
+        model: not yet wrapped. plan: of the batches. facts: numbers for ``summary.json``.
 
     Raises:
         UserError: optimiser, schedule or transforms cannot be built.
     """
-    optimizer = build_optimizer(cfg, model, derived)
-    mix = None
-    if _mixes(cfg):
-        a = cfg.augment
-        mix = Mixup(
-            mixup_alpha=a.mixup,
-            cutmix_alpha=a.cutmix,
-            prob=a.mix_prob,
-            switch_prob=a.switch_prob,
-            label_smoothing=a.smoothing,
-            num_classes=len(data.classes),
-        )
-    return Trainer(
-        task=build_task(cfg, model, derived, processes),
+    derived = derive(cfg, plan)
+    task = build_task(cfg, model, derived, processes)
+    optimizer = build_optimizer(cfg, model, derived)  # after the task: sharding replaces parameters
+    batches = build_train_loader(cfg, data.train, plan, processes)
+    updater = Updater(
+        task=task,
         optimizer=optimizer,
         schedule=build_schedule(cfg, optimizer, derived),
-        train_loader=build_loader(cfg, data.train, processes, training=True, batch_size=derived.batch_per_process),
-        val_loader=build_loader(cfg, data.val, processes, training=False, batch_size=derived.batch_per_process),
+        batches=batches,
         processes=processes,
-        epochs=cfg.engine.epochs,
-        steps_per_epoch=derived.updates_per_epoch,
         seed=cfg.engine.seed,
         amp=cfg.engine.amp,
         clip_grad=cfg.optim.clip_grad,
         channels_last=cfg.engine.channels_last,
         ema_warmup=cfg.engine.ema_warmup,
-        mix=mix,
+        max_bad=cfg.engine.max_bad_updates,
+        mix=_build_mix(cfg, len(data.classes)),
+    )
+    return Trainer(
+        updater=updater,
+        batches=batches,
+        val_loader=build_eval_loader(cfg, data.val, processes, derived.batch_per_process),
+        processes=processes,
+        epochs=cfg.engine.epochs,
+        keep_last=cfg.engine.keep_last,
+        save_minutes=cfg.engine.save_minutes,
+        frozen=frozen_modules(model, cfg.model.freeze),
         metadata={"config": _portable(cfg), "classes": list(data.classes)},
         facts=facts,
         bad_images=lambda: data.bad_images,
+        profile_updates=cfg.engine.profile,
+    )
+
+
+def _build_mix(cfg: TrainConfig, num_classes: int) -> Mixup | None:
+    if not _mixes(cfg):
+        return None
+    a = cfg.augment
+    return Mixup(
+        mixup_alpha=a.mixup,
+        cutmix_alpha=a.cutmix,
+        prob=a.mix_prob,
+        switch_prob=a.switch_prob,
+        label_smoothing=a.smoothing,
+        num_classes=num_classes,
     )
 
 
@@ -305,10 +416,10 @@ def _check_arguments(cfg: ModelConfig, given: dict[str, Any]) -> None:
 
 def _load_start(model: nn.Module, path: str) -> None:
     """Load weights to start from (of a run folder: its best) and say what was found."""
-    if Path(path).is_dir():
-        path = str(Path(path) / "best.pt")
+    folder = Path(path)
+    file = best_checkpoint(folder) if folder.is_dir() else folder
     try:
-        report = load_weights(model, path)
+        report = load_weights(model, file, ema=file.name == "best_ema.pt")
     except (ValueError, FileNotFoundError) as error:
         raise UserError(f"model.checkpoint={path}: {error}") from error
-    logger.info("model.checkpoint=%s: %s", path, report)
+    logger.info("model.checkpoint=%s: %s", file, report)

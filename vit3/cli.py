@@ -6,17 +6,20 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from vit3.config import known_keys, nearest
 from vit3.engine.distributed import stop_processes
-from vit3.errors import UserError
+from vit3.errors import Interrupted, UserError
 
 _FREE_KEYS = ("model.kwargs.",)  # below these, any key may be set
 
@@ -48,23 +51,24 @@ def _guarded(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]
             main(cfg)
         except UserError as error:
             _stop(error)
+        except Interrupted as stop:
+            _stop(stop, stop.code, "")
         except KeyboardInterrupt:
-            _stop(
-                UserError("stopped; resume=RUN_FOLDER goes on after the last finished epoch, if there is one"), code=130
-            )
+            _stop(UserError("stopped; resume=RUN_FOLDER goes on from its last checkpoint, if there is one"), code=130)
         finally:
             stop_processes()
 
     return guarded
 
 
-def _stop(error: UserError, code: int = 2) -> None:
+def _stop(error: Exception, code: int = 2, what: str = "error") -> None:
     """Print the sentence and leave. What all processes see, all say; what one sees, no other can say."""
     text = str(error)
     if "Original Traceback" in text:  # torch wraps what a loader process raised
         text = text.strip().splitlines()[-1].split("UserError: ")[-1]
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-    print(f"error{'' if rank == '0' else f' (process {rank})'}: {text}", file=sys.stderr, flush=True)
+    who = what + ("" if rank == "0" else f" (process {rank})")
+    print(f"{who}: {text}" if who else text, file=sys.stderr, flush=True)
     sys.exit(code)
 
 
@@ -97,3 +101,17 @@ def _checked(argument: str, schema: type, configs: Path) -> str:
 def overrides() -> list[str]:
     """The overrides of the running tool's command line; none where Hydra did not start it."""
     return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+
+
+def stored_config(stored: dict, configs: Path) -> DictConfig:
+    """The configuration inside a checkpoint; keys that are younger than the checkpoint get their neutral values.
+
+    Args:
+        stored: as in the checkpoint. configs: folder of the configurations.
+    """
+    neutral = ["model=any", "augment=none", "optim=adamw", "engine=default"]
+    running = GlobalHydra.instance().is_initialized()
+    with nullcontext() if running else initialize_config_dir(str(configs), version_base="1.3"):
+        base = compose("train", overrides=neutral)
+    OmegaConf.set_struct(base, False)
+    return OmegaConf.merge(base, stored)

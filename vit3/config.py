@@ -54,6 +54,7 @@ class ModelConfig:
     pretrained: bool
     checkpoint: Optional[str]
     grad_checkpointing: bool
+    freeze: List[str]
     kwargs: Dict[str, Any]
 
 
@@ -68,6 +69,13 @@ class MixerConfig:
 class InnerConfig:
     lr: float
     scale: float
+
+
+@dataclass
+class TaskConfig:
+    name: str
+    weight: float
+    start: float
 
 
 @dataclass
@@ -91,15 +99,24 @@ class OptimConfig:
 class EngineConfig:
     epochs: int
     batch_size: int
+    recipe_batch: Optional[int]
+    max_per_process: Optional[int]
+    drop_last: bool
     seed: int
     device: str
+    parallel: str
     amp: Optional[str]
     ema_decay: Optional[float]
     ema_batch: int
     ema_warmup: bool
+    ema_buffers: str
     channels_last: bool
     compile: bool
+    max_bad_updates: int
+    save_minutes: Optional[float]
+    keep_last: int
     steps_per_epoch: Optional[int]
+    profile: int
     threads: Optional[int]
 
 
@@ -117,12 +134,14 @@ class TrainConfig:
     model: ModelConfig
     mixer: MixerConfig
     inner: InnerConfig
+    task: TaskConfig
     optim: OptimConfig
     engine: EngineConfig
     logger: LoggerConfig
     output: str
     name: Optional[str]
     resume: Optional[str]
+    print_groups: bool
 
 
 @dataclass
@@ -144,6 +163,9 @@ _CHOICES = {
     "augment.erase_mode": ("const", "rand", "pixel"),
     "engine.amp": (None, "float16", "bfloat16"),
     "engine.device": ("auto", "cpu", "cuda"),
+    "engine.parallel": ("ddp", "fsdp"),
+    "engine.ema_buffers": ("average", "copy"),
+    "task.name": ("classification", "mesa"),
     "logger.wandb": (None, "offline", "online"),
     "weights": ("auto", "raw", "ema"),
     "device": ("auto", "cpu", "cuda"),
@@ -177,6 +199,14 @@ _RANGES = {
     "engine.seed": (0, None),
     "engine.epochs": (1, None),
     "engine.batch_size": (1, None),
+    "engine.recipe_batch": (1, None),
+    "engine.max_per_process": (1, None),
+    "engine.max_bad_updates": (1, None),
+    "engine.save_minutes": (0, None),
+    "engine.keep_last": (1, None),
+    "engine.profile": (0, None),
+    "task.weight": (0, None),
+    "task.start": (0, 1),
     "engine.ema_decay": (0, 1),
     "engine.ema_batch": (1, None),
     "engine.steps_per_epoch": (1, None),

@@ -3,3 +3,15 @@
 
 class UserError(Exception):
     """Names the argument, the value given, what is allowed and the cure."""
+
+
+class Interrupted(Exception):
+    """Somebody asked the program to stop, and everything is saved.
+
+    Attributes:
+        code: exit status to leave with.
+    """
+
+    def __init__(self, sentence: str, code: int):
+        super().__init__(sentence)
+        self.code = code

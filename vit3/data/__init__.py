@@ -1,6 +1,18 @@
-"""Datasets, loaders and the checks before the first step."""
+"""Datasets, what is read when, loaders, and the checks before the first step."""
 
+from vit3.data.loader import TrainLoader, make_eval_loader, make_train_loader
+from vit3.data.plan import BatchPlan, accumulation_for
 from vit3.data.preflight import preflight
-from vit3.data.sets import Data, make_data, make_loader, open_split
+from vit3.data.sets import Data, make_data, open_split
 
-__all__ = ["Data", "make_data", "make_loader", "open_split", "preflight"]
+__all__ = [
+    "BatchPlan",
+    "Data",
+    "TrainLoader",
+    "accumulation_for",
+    "make_data",
+    "make_eval_loader",
+    "make_train_loader",
+    "open_split",
+    "preflight",
+]

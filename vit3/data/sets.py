@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from timm.data import create_dataset, create_loader
+from timm.data import create_dataset
 from timm.data.readers.img_extensions import get_img_extensions
 from torch.utils.data import Dataset
 
@@ -81,35 +80,6 @@ def open_split(name: str, root: str | None, split: str, in_chans: int, on_bad_im
             f"{key}={root} holds {len(images.classes)} classes, ImageNet-1K has 1000; use data=folder for other sets"
         )
     return images
-
-
-def make_loader(
-    dataset: Dataset, *, training: bool, batch_size: int, img_size, in_chans: int, mean, std, interpolation: str,
-    crop_pct: float, workers: int, device: torch.device, distributed: bool, augment: dict | None = None,
-):  # fmt: skip
-    """timm's loader: uint8 batches are moved to ``device`` and normalised there.
-
-    Training drops the last partial batch and shuffles; evaluation keeps order and every image.
-
-    Args:
-        batch_size: images per process. img_size: (height, width). augment: timm's training-transform arguments.
-    """
-    return create_loader(
-        dataset,
-        input_size=(in_chans, *img_size),
-        batch_size=batch_size,
-        is_training=training,
-        mean=tuple(mean),
-        std=tuple(std),
-        interpolation=interpolation,
-        crop_pct=crop_pct,
-        num_workers=workers,
-        distributed=distributed,
-        device=device,
-        pin_memory=device.type == "cuda",
-        persistent_workers=False,  # fresh workers draw fresh, reproducible seeds every epoch
-        **(augment or {}),
-    )
 
 
 def _reader(root: Path, split: str, key: str):

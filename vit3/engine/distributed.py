@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -51,6 +49,14 @@ class Processes:
             raise UserError(box[1])
         return box[0]
 
+    def total(self, number: float) -> float:
+        """Sum of ``number`` over all processes."""
+        if not self.distributed:
+            return number
+        box = torch.tensor(number, dtype=torch.float64, device=self.device)
+        dist.all_reduce(box)
+        return type(number)(box.item())
+
 
 def start_processes(device: str = "auto") -> Processes:
     """Join the processes that torchrun (or srun) started, or be the only one.
@@ -78,15 +84,6 @@ def stop_processes() -> None:
     """Leave the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-
-
-def seed_everything(seed: int, rank: int, epoch: int | None = None) -> None:
-    """Seed Python, NumPy and torch for one epoch of one process, or for what comes before the first (None)."""
-    moment = 0 if epoch is None else epoch + 1
-    value = int(np.random.SeedSequence([seed, rank, moment]).generate_state(1)[0])
-    random.seed(value)
-    np.random.seed(value)
-    torch.manual_seed(value)
 
 
 def _environment() -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +65,37 @@ class RunFolder:
         with replacing(self / name) as file:
             file.write((json.dumps(value, indent=2) + "\n").encode())
 
-    def append_metrics(self, record: dict[str, Any]) -> None:
-        """Add one line to ``metrics.jsonl``."""
-        with open(self / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\n")
+    def append(self, name: str, line: dict[str, Any]) -> None:
+        """Add one line of JSON to a file."""
+        with open(self / name, "a") as file:
+            file.write(json.dumps(line) + "\n")
 
-    def keep_metrics_before(self, epoch: int) -> None:
-        """Drop lines of ``epoch`` and later, which a resumed run will write again."""
-        path = self / "metrics.jsonl"
-        if path.exists():
-            lines = [line for line in path.read_text().splitlines() if json.loads(line)["epoch"] < epoch]
-            path.write_text("".join(line + "\n" for line in lines))
+    def rewind(self, epoch: int, updates: int, record: dict[str, Any] | None) -> None:
+        """Make the numbers those of a run that has just reached ``epoch`` and ``updates``, after a stop at any moment.
+
+        Lines of later epochs and updates go, for they will be written again; ``record``, the line of the epoch before,
+        is added if the stop came between its checkpoint and its line.
+        """
+        lines = self._keep("metrics.jsonl", lambda line: line["epoch"] < epoch)
+        self._keep("steps.jsonl", lambda line: line["updates"] <= updates)
+        if record is not None and record["epoch"] not in {line["epoch"] for line in lines}:
+            self.append("metrics.jsonl", record)
+
+    def _keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """Drop unwanted and half-written lines of a file, if it exists; returns the others."""
+        if not (self / name).exists():
+            return []
+        lines = []
+        for text in (self / name).read_text().splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:  # killed while writing
+                continue
+            if wanted(line):
+                lines.append(line)
+        with replacing(self / name) as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
+        return lines
 
 
 def environment() -> dict[str, Any]:

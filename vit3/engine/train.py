@@ -1,28 +1,52 @@
-"""The training loop, the same for every task: steps, evaluation, checkpoints, numbers."""
+"""The training loop, the same for every task: epochs of updates, evaluation, checkpoints, numbers."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from timm.task import TrainingTask
-from timm.utils import distribute_bn, unwrap_model
+from torch import nn
 
-from vit3.engine.checkpoint import save_checkpoint
-from vit3.engine.distributed import Processes, seed_everything
+from vit3.data.loader import TrainLoader
+from vit3.engine.checkpoint import config_hash, save_checkpoint, save_update
+from vit3.engine.distributed import Processes
 from vit3.engine.evaluate import evaluate
-from vit3.engine.precision import autocast
+from vit3.engine.profiling import Profile
 from vit3.engine.progress import progress
 from vit3.engine.run_folder import RunFolder
-from vit3.engine.trackers import WandbTracker
+from vit3.engine.sharding import load_model, load_optimizer, whole
+from vit3.engine.signals import StopRequest, stop_requests
+from vit3.engine.update import Counts, NotFinite, Outcome, Updater
 from vit3.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+_STOP, _SAVE = 0, 1  # places of the flags on which the processes agree after every update
+
+
+@dataclass
+class Place:
+    """Where a run is; with the tensors, all there is to know to go on.
+
+    Attributes:
+        epoch: the one at work, from 0. position: images of it that are used up.
+        loss_sums, images: losses of its updates so far times their images, and these images.
+        best: of ``raw`` and ``ema`` weights each the epoch and top-1. record: numbers of the last finished epoch.
+        seconds: of training and evaluation. bad_images: skipped so far.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    loss_sums: dict[str, float] = field(default_factory=dict)
+    images: int = 0
+    best: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] | None = None
+    seconds: float = 0.0
+    bad_images: int = 0
 
 
 @dataclass
@@ -30,217 +54,286 @@ class Trainer:
     """Everything a run needs; :meth:`fit` runs it.
 
     Attributes:
-        task: timm training task (model, loss, EMA). optimizer, schedule: timm's; the schedule is stepped per update.
-        train_loader, val_loader: batches (images, targets) on the device.
-        mix: mixup or cutmix of a batch, or None.
-        epochs: of the whole run. steps_per_epoch: updates of an epoch.
-        amp: None, ``float16`` (with loss scaling) or ``bfloat16``. clip_grad: global norm, or None.
+        updater: takes the updates. batches, val_loader: what is learnt from and what is scored on.
+        epochs: of the whole run. keep_last: checkpoints to keep beside the best. save_minutes: at most so long between
+            two of them; None saves at the ends of epochs alone. log_every: updates between lines of ``steps.jsonl``.
+        frozen: modules that stay in evaluation mode.
         metadata: what every checkpoint carries along (configuration, class names).
         facts: what ``summary.json`` carries along (derived numbers, sizes).
-        bad_images: number of images skipped so far.
+        bad_images: number of images skipped by this process so far.
+        profile_updates: time so many updates at the start.
     """
 
-    task: TrainingTask
-    optimizer: torch.optim.Optimizer
-    schedule: Any
-    train_loader: Any
+    updater: Updater
+    batches: TrainLoader
     val_loader: Any
     processes: Processes
     epochs: int
-    steps_per_epoch: int
-    seed: int
-    amp: str | None = None
-    clip_grad: float | None = None
-    channels_last: bool = False
-    ema_warmup: bool = False
-    mix: Callable | None = None
+    keep_last: int = 2
+    save_minutes: float | None = None
+    log_every: int = 50
+    frozen: tuple[nn.Module, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     bad_images: Callable[[], int] = lambda: 0
+    profile_updates: int = 0
 
     def __post_init__(self):
-        self.scaler = torch.amp.GradScaler(self.processes.device.type, enabled=self.amp == "float16")
-        self.start_epoch = self.updates = 0
-        self.best: dict[str, Any] | None = None  # epoch, weights (raw or ema), top1
-        self.seconds = 0.0
+        self.place = Place()
+        self._bad_images_before = 0
 
-    def fit(
-        self,
-        run: RunFolder,
-        tracker: WandbTracker | None = None,
-        after_epoch: Callable[[], None] = lambda: None,
-    ) -> dict[str, Any]:
+    @property
+    def task(self) -> TrainingTask:
+        return self.updater.task
+
+    def fit(self, run: RunFolder, tracker=None, after_epoch: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Train to the last epoch and leave everything in ``run``.
 
         Args:
-            run: folder of checkpoints and numbers. tracker: gets the numbers too.
+            run: folder of checkpoints and numbers. tracker: gets the numbers too, by ``log(step, values)``.
             after_epoch: called in the main process after each epoch's files are written.
 
         Returns:
             What ``summary.json`` holds.
 
         Raises:
-            UserError: a file cannot be written, or the loss is not finite.
+            UserError: a file cannot be written, or loss or gradient is not finite for too long.
+            Interrupted: a signal asked to stop; everything is saved.
         """
+        self.updater.dump_folder = run.path
+        self.updater.profile = Profile(
+            self.profile_updates, self.processes.device, run.path if self.processes.main else None
+        )
         try:
-            return self._fit(run, tracker, after_epoch)
+            with stop_requests() as stop:
+                return self._fit(run, tracker, after_epoch, stop)
         finally:
             if tracker:
                 tracker.finish()
 
-    def _fit(self, run: RunFolder, tracker: WandbTracker | None, after_epoch: Callable[[], None]) -> dict[str, Any]:
-        self.processes.on_main(lambda: run.keep_metrics_before(self.start_epoch))
-        summary = self._summary(None)
-        for epoch in range(self.start_epoch, self.epochs):
-            started = time.perf_counter()
-            record = {"epoch": epoch, "updates": (epoch + 1) * self.steps_per_epoch}
-            record |= self._train_epoch(epoch)
-            record |= self._evaluate_all()
-            improved = self._note_best(record)
-            self.seconds += time.perf_counter() - started
-            record["seconds"] = round(self.seconds, 2)
-            if bad := self.bad_images():
-                record["bad_images"] = bad
-            summary = self._summary(record)
-            self.processes.on_main(lambda: self._write(run, record, summary, improved))  # noqa: B023
-            if tracker:
-                tracker.log(record["updates"], record)
-            if self.processes.main:
-                logger.info(_line(record, self.epochs, self.best))
-                after_epoch()
-        return summary
-
     def resume(self, state: dict[str, Any]) -> None:
-        """Continue after the epoch that ``state`` (a checkpoint) was saved at.
+        """Continue where ``state`` (a checkpoint) was saved.
 
         Raises:
             UserError: the optimiser's state does not fit.
         """
-        self.task.load_checkpoint_state(state["state_dict"])
+        load_model(self.task.get_eval_model(), state["state_dict"])
         if self.task.has_ema():
-            self.task.load_checkpoint_state(state.get("state_dict_ema") or state["state_dict"], ema=True)
+            load_model(self.task.get_eval_model(ema=True), state.get("state_dict_ema") or state["state_dict"])
         try:
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(self.updater.optimizer, state["optimizer"])
         except (ValueError, KeyError) as error:
             raise UserError(f"resume: the optimiser of the run does not fit this one ({error})") from error
-        self.scaler.load_state_dict(state["scaler"])
-        self.start_epoch, self.best, self.seconds = state["epoch"] + 1, state["best"], state["seconds"]
-        self.updates = self.start_epoch * self.steps_per_epoch
-        self.schedule.step_update(self.updates - 1)  # of this run's schedule, which may differ from the saved one
+        self.updater.scaler.load_state_dict(state["scaler"])
+        self.updater.counts = Counts(**{name: state[name] for name in asdict(Counts())})
+        self.place = Place(**{name: state[name] for name in asdict(Place())})
+        self._bad_images_before = self.place.bad_images
+        if self.updater.counts.updates:  # of this run's schedule, which may differ from the saved one
+            self.updater.schedule.step_update(self.updater.counts.updates - 1)
 
-    def _train_epoch(self, epoch: int) -> dict[str, float]:
-        seed_everything(self.seed, self.processes.rank, epoch)
-        sampler = getattr(self.train_loader, "sampler", None)
-        if hasattr(sampler, "set_epoch"):  # distributed: shuffles by its seed + epoch
-            sampler.seed = self.seed * 1_000_003
-            sampler.set_epoch(epoch)
+    def _fit(self, run: RunFolder, tracker, after_epoch: Callable[[], None], stop: StopRequest) -> dict[str, Any]:
+        place = self.place
+        self.processes.on_main(lambda: run.rewind(place.epoch, self.updater.counts.updates, place.record))
+        self._saved_at = time.monotonic()
+        while place.epoch < self.epochs:
+            started = time.perf_counter()
+            if hasattr(self.task, "start_epoch"):
+                self.task.start_epoch(place.epoch, self.epochs)
+            rate = self._train_epoch(run, tracker, stop, started)
+            scores = self._evaluate_all(run, stop)
+            place.seconds += time.perf_counter() - started
+            record = self._record(rate, scores)
+            improved = self._note_best(record)
+            place.epoch, place.position, place.record = place.epoch + 1, 0, record
+            place.loss_sums, place.images = {}, 0
+            self._finish_epoch(run, record, improved)
+            if tracker:
+                tracker.log(record["updates"], record)
+            if self.processes.main:
+                logger.info(_line(record, self.epochs, self._best()))
+                after_epoch()
+        return self._summary()
+
+    def _train_epoch(self, run: RunFolder, tracker, stop: StopRequest, started: float) -> dict[str, float]:
+        """Updates from where the epoch is to its end; returns learning rate and images per second."""
+        place, updater, plan = self.place, self.updater, self.batches.plan
         self.task.train()
-        lr = max(group["lr"] for group in self.optimizer.param_groups)
-        losses = torch.zeros(2, dtype=torch.float64, device=self.processes.device)  # sum and number of the finite ones
-        images_seen, started = 0, time.perf_counter()
-        title = f"epoch {epoch + 1}/{self.epochs}"
-        with progress(title, self.steps_per_epoch, self.processes.main) as advance:
-            for step, (images, target) in enumerate(islice(self.train_loader, self.steps_per_epoch)):
-                loss = self._step(images, target)
-                losses += torch.stack((loss.nan_to_num(0, 0, 0), loss.isfinite().double()))
-                self.schedule.step_update(epoch * self.steps_per_epoch + step)
-                images_seen += len(images) * self.processes.world_size
-                advance(len(images) * self.processes.world_size)
-        if self.processes.distributed:
-            torch.distributed.all_reduce(losses)
-        total, finite = losses.tolist()
-        bad = self.steps_per_epoch * self.processes.world_size - int(finite)
-        # loss scaling skips a step that overflows; without it, weights and all that follows are lost
-        if finite == 0 or (bad and self.amp != "float16"):
-            kept = f"last.pt in the run folder holds epoch {epoch}" if epoch else "nothing was saved yet"
-            raise UserError(
-                f"the training loss was not finite in {bad} steps of epoch {epoch + 1}; {kept}: "
-                "lower optim.lr, or use engine.amp=bfloat16 or null"
-            )
-        rate = images_seen / (time.perf_counter() - started)
-        record = {"lr": lr, "train/loss": total / finite, "images_per_s": round(rate, 1)}
-        return record | ({"nonfinite_steps": bad} if bad else {})
+        for module in self.frozen:
+            module.eval()
+        lr = _lr(updater.optimizer)
+        used, title = place.position, f"epoch {place.epoch + 1}/{self.epochs}"
+        with progress(title, plan.updates_from(place.position), self.processes.main) as advance:
+            batches = self.batches.epoch(place.epoch, place.position)
+            while True:
+                with updater.profile.phase("data"):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                flags = [float(stop.signal is not None), float(self._save_is_due())]
+                try:
+                    outcome = updater.run(place.epoch, *batch, flags)
+                except NotFinite:
+                    self._save(run)
+                    raise
+                if outcome is None:
+                    continue
+                share = batch[0]
+                place.position = share.position
+                if outcome.taken:
+                    place.images += share.total
+                    for name, loss in outcome.losses.items():
+                        place.loss_sums[name] = place.loss_sums.get(name, 0.0) + loss * share.total
+                    self._log_step(run, tracker, outcome)
+                advance(share.total)
+                updater.profile.update_done()
+                self._save_or_stop(run, stop, outcome.flags, started)
+        seconds = time.perf_counter() - started
+        return {"lr": lr, "images_per_s": round((place.position - used) / seconds, 1)}
 
-    def _step(self, images: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """One optimiser update; returns the detached loss."""
-        if self.mix is not None:
-            images, target = self.mix(images, target)
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        with autocast(self.processes.device, self.amp):
-            loss = self.task(images, target)["loss"]
-        self.optimizer.zero_grad()
-        self.scaler.scale(loss).backward()
-        if self.clip_grad is not None:
-            self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.task.get_clip_parameters(), self.clip_grad)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.updates += 1
-        self.task.update_ema(step=self.updates if self.ema_warmup else None)
-        return loss.detach().double()
+    def _save_or_stop(self, run: RunFolder, stop: StopRequest, flags: list[float], started: float) -> None:
+        if not any(flags):
+            return
+        before = self.place.seconds
+        self.place.seconds += time.perf_counter() - started
+        path = self._save(run)
+        self.place.seconds = before
+        if flags[_STOP]:
+            raise_after = stop.interrupted(f"everything up to here is in {path}; resume={run.path} goes on")
+            stop.hand_on()
+            raise raise_after
 
-    def _evaluate_all(self) -> dict[str, float]:
+    def _save_is_due(self) -> bool:
+        """Whether the main process's clock asks for a checkpoint."""
+        return (
+            self.processes.main
+            and self.save_minutes is not None
+            and time.monotonic() - self._saved_at > 60 * self.save_minutes
+        )
+
+    def _evaluate_all(self, run: RunFolder, stop: StopRequest) -> dict[str, float]:
         """Scores of the raw and, where there is one, the averaged model, as ``val/…`` and ``val_ema/…``."""
-        record = {}
+        scores = {}
         for prefix, ema in (("val", False), ("val_ema", True)):
             if ema and not self.task.has_ema():
                 continue
-            if self.processes.distributed:  # each process has seen other images, but one set of statistics is saved
-                distribute_bn(
-                    unwrap_model(self.task.get_trainable_module(ema=ema)), self.processes.world_size, reduce=True
-                )
-            model = self.task.get_eval_model(ema=ema)
-            scores = evaluate(model, self.val_loader, self.processes, amp=self.amp, channels_last=self.channels_last)
-            record |= {f"{prefix}/{name}": value for name, value in scores.items()}
-        return record
+            result = evaluate(
+                self.task.get_eval_model(ema=ema),
+                self.val_loader,
+                self.processes,
+                amp=self.updater.amp,
+                channels_last=self.updater.channels_last,
+                stop=lambda: stop.signal is not None,
+            )
+            if result is None:  # training of this epoch is done and is not repeated
+                self._save_or_stop(run, stop, [1.0, 0.0], time.perf_counter())
+            scores |= {f"{prefix}/{name}": value for name, value in result.items()}
+        return scores
 
-    def _note_best(self, record: dict[str, Any]) -> bool:
-        """Remember the best top-1 so far, of raw or averaged weights; ties go to the earlier epoch."""
-        improved = False
+    def _record(self, rate: dict[str, float], scores: dict[str, float]) -> dict[str, Any]:
+        """The epoch's line of ``metrics.jsonl``."""
+        place, counts = self.place, self.updater.counts
+        place.bad_images = self._bad_images_before + self.processes.total(self.bad_images())
+        losses = (
+            {f"train/{name}": total / place.images for name, total in place.loss_sums.items()} if place.images else {}
+        )
+        record = {"epoch": place.epoch, "updates": counts.updates, **rate, **losses, **scores}
+        record["seconds"] = round(place.seconds, 2)
+        left_out = {"bad_updates": counts.bad, "scale_skips": counts.scale_skips, "bad_images": place.bad_images}
+        return record | {name: number for name, number in left_out.items() if number}
+
+    def _note_best(self, record: dict[str, Any]) -> list[str]:
+        """Remember the best top-1 of raw and of averaged weights, ties to the earlier epoch; returns what improved."""
+        improved = []
         for weights, key in (("raw", "val/top1"), ("ema", "val_ema/top1")):
-            if key in record and (self.best is None or record[key] > self.best["top1"]):
-                self.best = {"epoch": record["epoch"], "weights": weights, "top1": record[key]}
-                improved = True
+            best = self.place.best.get(weights)
+            if key in record and (best is None or record[key] > best["top1"]):
+                self.place.best[weights] = {"epoch": record["epoch"], "top1": record[key]}
+                improved.append(weights)
         return improved
 
-    def _summary(self, record: dict[str, Any] | None) -> dict[str, Any]:
+    def _best(self) -> dict[str, Any] | None:
+        """The better of the best raw and the best averaged weights; ties go to the earlier epoch, then to raw."""
+        found = [{"epoch": b["epoch"], "weights": weights, "top1": b["top1"]} for weights, b in self.place.best.items()]
+        return max(found, key=lambda b: (b["top1"], -b["epoch"], b["weights"] == "raw"), default=None)
+
+    def _summary(self) -> dict[str, Any]:
         return {
-            "best": self.best,
-            "last": record,
+            "best": self._best(),
+            "best_of_each": self.place.best,
+            "last": self.place.record,
             "epochs": self.epochs,
-            "seconds": round(self.seconds, 2),
+            "seconds": round(self.place.seconds, 2),
             **self.facts,
         }
 
-    def _write(self, run: RunFolder, record: dict[str, Any], summary: dict[str, Any], improved: bool) -> None:
-        """Write checkpoints, then numbers, so that no number stands for weights that were not kept."""
-        state = {
-            "epoch": record["epoch"],
-            "best": self.best,
-            "seconds": self.seconds,
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            **self.task.get_checkpoint_state(),
-            **(self.task.get_checkpoint_state(ema=True) if self.task.has_ema() else {}),
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds. All processes call this together: sharded tensors are gathered."""
+        ema = self.task.get_checkpoint_state(ema=True) if self.task.has_ema() else {}
+        return {
+            **asdict(self.place),
+            **asdict(self.updater.counts),
+            "world_size": self.processes.world_size,
+            "batch_size": self.batches.plan.batch,
+            "optimizer": whole(self.updater.optimizer.state_dict()),
+            "scaler": self.updater.scaler.state_dict(),
+            **whole({**self.task.get_checkpoint_state(), **ema}),
             **self.metadata,
+            "config_hash": config_hash(self.metadata.get("config", {})),
         }
-        if improved:
-            save_checkpoint(state, run / "best.pt")
-        save_checkpoint(state, run / "last.pt")
+
+    def _save(self, run: RunFolder) -> str:
+        state = self._state()
+        path = self.processes.on_main(lambda: str(save_update(state, run.path, self.keep_last)))
+        self._saved_at = time.monotonic()
+        return path
+
+    def _finish_epoch(self, run: RunFolder, record: dict[str, Any], improved: list[str]) -> None:
+        """Write checkpoints, then numbers, so that no number stands for weights that were not kept."""
+        state = self._state()
+
+        def write() -> None:
+            for weights in improved:
+                key = {"raw": "state_dict", "ema": "state_dict_ema"}[weights]
+                kept = {key: state[key], "weights": weights, "epoch": record["epoch"], "record": record}
+                save_checkpoint({**kept, **self.metadata}, run / f"best_{weights}.pt")
+            save_update(state, run.path, self.keep_last)
+            try:
+                run.append("metrics.jsonl", record)
+                run.write_json("summary.json", self._summary())
+            except OSError as error:
+                raise UserError(f"{run.path} cannot be written ({error}); free space and resume={run.path}") from error
+
+        self.processes.on_main(write)
+        self._saved_at = time.monotonic()
+
+    def _log_step(self, run: RunFolder, tracker, outcome: Outcome) -> None:
+        """One line of ``steps.jsonl`` for every so many updates; best effort."""
+        updates = self.updater.counts.updates
+        if not self.processes.main or updates % self.log_every:
+            return
+        line = {"updates": updates, "epoch": self.place.epoch, **outcome.losses, "grad_norm": outcome.grad_norm}
+        line["lr"] = _lr(self.updater.optimizer)
+        if self.updater.scaler.is_enabled():
+            line["scale"] = self.updater.scaler.get_scale()
         try:
-            run.append_metrics(record)
-            run.write_json("summary.json", summary)
+            run.append("steps.jsonl", line)
         except OSError as error:
-            raise UserError(f"{run.path} cannot be written ({error}); free space and resume={run.path}") from error
+            logger.warning("a line of steps.jsonl is lost (%s)", error)
+        if tracker:
+            tracker.log(updates, {f"step/{name}": value for name, value in line.items() if name != "updates"})
+
+
+def _lr(optimizer) -> float:
+    return max(group["lr"] for group in optimizer.param_groups)
 
 
 def _line(record: dict[str, Any], epochs: int, best: dict[str, Any]) -> str:
     """One line of the log for one epoch."""
+    loss = f"{record['train/loss']:.4f}" if "train/loss" in record else "none"
     ema = f"  ema {record['val_ema/top1']:6.2f} %" if "val_ema/top1" in record else ""
     left = record["seconds"] / (record["epoch"] + 1) * (epochs - record["epoch"] - 1)
     return (
-        f"epoch {record['epoch'] + 1:3d}/{epochs}  loss {record['train/loss']:.4f}"
+        f"epoch {record['epoch'] + 1:3d}/{epochs}  loss {loss}"
         f"  top-1 {record['val/top1']:6.2f} %{ema}"
         f"  best {best['top1']:.2f} %  {record['images_per_s']:,.0f} images/s  {_duration(left)} left"
     )

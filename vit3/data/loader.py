@@ -1,0 +1,182 @@
+"""Loaders: timm's transforms, collation and prefetching; what is read when is decided by a plan or a sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+
+import torch
+from timm.data import create_transform
+from timm.data.distributed_sampler import OrderedDistributedSampler
+from timm.data.loader import PrefetchLoader, fast_collate
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from vit3.data.plan import BatchPlan, Share
+from vit3.errors import UserError
+from vit3.seeding import Purpose, seed_everything, seed_image
+
+
+class TrainLoader:
+    """Batches of one process in training, repeatable from any position of any epoch.
+
+    Args:
+        dataset: its ``transform`` is set here; map-style, or a stream (:class:`torch.utils.data.IterableDataset`).
+        plan: what is read when. rank: number of this process.
+        prefetch: makes timm's loader of device batches out of a loader of CPU batches.
+        transform: of one image. workers: loader processes.
+    """
+
+    def __init__(self, dataset: Dataset, plan: BatchPlan, rank: int, *, prefetch, transform, workers: int, **options):
+        dataset.transform = transform
+        self.plan, self.rank = plan, rank
+        self.streamed = isinstance(dataset, IterableDataset)
+        self._dataset, self._prefetch = dataset, prefetch
+        options |= dict(num_workers=workers, collate_fn=fast_collate)
+        if self.streamed:
+            self._loader = DataLoader(dataset, batch_size=_stream_batch(plan), drop_last=True, **options)
+        else:
+            self._dataset, self._keys = _Keyed(dataset, plan.seed), _Keys()
+            options |= dict(persistent_workers=workers > 0)  # what they draw depends on no state of theirs
+            self._loader = DataLoader(self._dataset, batch_sampler=self._keys, **options)
+
+    def epoch(self, epoch: int, position: int = 0) -> Iterator[tuple[Share, Tensor, Tensor]]:
+        """Shares with their images (b, C, H, W) and labels (b,) on the device.
+
+        Args:
+            epoch: number of the epoch. position: images of it that were used before, in all processes together.
+        """
+        shares = list(self.plan.shares(epoch, self.rank, position))
+        batches = self._device_batches(self._stream(epoch, position) if self.streamed else self._loader, epoch, shares)
+        if not self.streamed:
+            self._keys.set(epoch, shares)
+        for share, (images, target) in zip(shares, batches):
+            yield share, images, target
+
+    def load(self, epoch: int, share: Share) -> tuple[Tensor, Tensor]:
+        """Read one share again, exactly as :meth:`epoch` gave it; None where the data is a stream."""
+        if self.streamed:
+            return None
+        batch = fast_collate([self._dataset[(epoch, index)] for index in share.images])
+        return next(iter(self._device_batches([batch], epoch, [share])))
+
+    def _device_batches(self, loader, epoch: int, shares: list[Share]):
+        device_loader = self._prefetch(loader)
+        if device_loader.random_erasing is not None:
+            places = [(epoch, share.start) for share in shares]
+            device_loader.random_erasing = _SeededErasing(device_loader.random_erasing, self.plan.seed, places)
+        return device_loader
+
+    def _stream(self, epoch: int, position: int) -> Iterator:
+        """CPU batches of an epoch; those before ``position`` are read and thrown away."""
+        self._dataset.set_epoch(epoch)
+        seed_everything(self.plan.seed, Purpose.STREAM, epoch, self.rank)  # of the workers' seeds
+        skipped = position // self.plan.batch * self.plan.accumulation
+
+        def endless():
+            while True:
+                yield from self._loader
+
+        return islice(endless(), skipped, None)
+
+
+class _Keyed(Dataset):
+    """A map-style data set read by (epoch, index), random numbers of the transform being a function of both."""
+
+    def __init__(self, dataset: Dataset, seed: int):
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: tuple[int, int]):
+        epoch, index = key
+        seed_image(self.seed, epoch, index)
+        return self.dataset[index]
+
+
+class _Keys:
+    """Batch sampler of one epoch's shares."""
+
+    def __init__(self):
+        self._batches: list[list[tuple[int, int]]] = []
+
+    def set(self, epoch: int, shares: list[Share]) -> None:
+        self._batches = [[(epoch, index) for index in share.images] for share in shares]
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class _SeededErasing:
+    """timm's random erasing with random numbers that depend on the batch's place alone, whenever it is prefetched."""
+
+    def __init__(self, erasing, seed: int, places: list[tuple[int, int]]):
+        self._erasing, self._seed, self._places = erasing, seed, iter(places)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        place = next(self._places, None)
+        if place is None:  # a stream is read one batch ahead of what is used
+            return images
+        seed_everything(self._seed, Purpose.ERASE, *place)
+        return self._erasing(images)
+
+
+def _stream_batch(plan: BatchPlan) -> int:
+    size, rest = divmod(plan.batch, plan.world_size * plan.accumulation)
+    if rest:
+        raise UserError(
+            f"engine.batch_size={plan.batch} must be a multiple of {plan.world_size} processes x {plan.accumulation} "
+            "forward passes for streamed data; change engine.batch_size or engine.max_per_process"
+        )
+    return size
+
+
+def make_train_loader(
+    dataset: Dataset, plan: BatchPlan, rank: int, *, img_size, in_chans: int, mean, std, interpolation: str,
+    workers: int, device: torch.device, erase_prob: float = 0.0, erase_mode: str = "pixel", **transform,
+) -> TrainLoader:  # fmt: skip
+    """The loader of training batches.
+
+    Args:
+        img_size: (height, width). mean, std: per channel, of values between 0 and 1.
+        transform: further arguments of :func:`timm.data.create_transform`.
+    """
+    prefetch = partial(
+        PrefetchLoader, mean=tuple(mean), std=tuple(std), channels=in_chans, device=device, re_prob=erase_prob,
+        re_mode=erase_mode,
+    )  # fmt: skip
+    transform = create_transform(
+        (in_chans, *img_size), is_training=True, use_prefetcher=True, mean=tuple(mean), std=tuple(std),
+        interpolation=interpolation, **transform,
+    )  # fmt: skip
+    pin = dict(pin_memory=device.type == "cuda")
+    return TrainLoader(dataset, plan, rank, prefetch=prefetch, transform=transform, workers=workers, **pin)
+
+
+def make_eval_loader(
+    dataset: Dataset, batch_size: int, *, rank: int, world_size: int, img_size, in_chans: int, mean, std,
+    interpolation: str, crop_pct: float, workers: int, device: torch.device,
+) -> PrefetchLoader:  # fmt: skip
+    """The loader of evaluation batches: every image in order, dealt out to the processes.
+
+    Shares are made equal by reading some images twice, so that all processes have the same number of batches;
+    :func:`vit3.engine.evaluate.evaluate` does not count these.
+
+    Args:
+        batch_size: per process.
+    """
+    normalise = dict(mean=tuple(mean), std=tuple(std))
+    dataset.transform = create_transform(
+        (in_chans, *img_size), use_prefetcher=True, interpolation=interpolation, crop_pct=crop_pct, **normalise
+    )
+    sampler = OrderedDistributedSampler(dataset, num_replicas=world_size, rank=rank)
+    loader = DataLoader(
+        dataset, batch_size, sampler=sampler, num_workers=workers, collate_fn=fast_collate,
+        pin_memory=device.type == "cuda",
+    )  # fmt: skip
+    return PrefetchLoader(loader, channels=in_chans, device=device, **normalise)
