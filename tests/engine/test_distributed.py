@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
 import torch
 
-from vit3.engine.distributed import _environment, seed_everything, start_processes
+from vit3.engine.distributed import _environment, start_processes
 from vit3.errors import UserError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "MASTER_ADDR")
@@ -45,13 +42,3 @@ def test_an_allocation_without_srun_is_one_process(monkeypatch):
 def test_cuda_without_a_gpu():
     with pytest.raises(UserError, match="device=cuda, but PyTorch sees no GPU"):
         start_processes("cuda")
-
-
-def test_seeds_differ_by_process_and_epoch_and_repeat():
-    def draw(*key):
-        seed_everything(*key)
-        return random.random(), np.random.rand(), torch.rand(1).item()
-
-    draws = [draw(0, rank, epoch) for rank in range(3) for epoch in range(3)] + [draw(1, 0, 0)]
-    assert len({value for triple in draws for value in triple}) == 30
-    assert draw(0, 1, 2) == draws[5]
