@@ -83,7 +83,11 @@ def test_older_checkpoints_make_room_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.torch, "save", limited)
     newest = save(tmp_path, 4, keep=9)
     assert update_checkpoints(tmp_path) == [newest, kept[2]]
-    monkeypatch.setattr(checkpoint.torch, "save", lambda *_: limited(None, None))
+
+    def full(state, file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.torch, "save", full)
     with pytest.raises(UserError, match="No space left"):
         save(tmp_path, 5, keep=9)
     monkeypatch.undo()

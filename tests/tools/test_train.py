@@ -18,8 +18,8 @@ from vit3.engine.train import Trainer
 from vit3.errors import UserError
 
 RUN_FILES = {
-    "best_raw.pt", "best_ema.pt", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "summary.json", "curves.png",
-    "predictions.png",
+    "best_raw.pt", "best_ema.pt", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "summary.json",
+    "curves.png", "predictions.png",
 }  # fmt: skip
 
 
