@@ -23,7 +23,7 @@ from vit3.config import DataConfig, ModelConfig, TrainConfig, nearest
 from vit3.data import Data, make_data, make_loader, preflight
 from vit3.engine.distributed import Processes
 from vit3.engine.run_folder import RunFolder
-from vit3.engine.trackers import WandbTracker
+from vit3.engine.trackers import TensorBoardTracker, Tracker, Trackers, WandbTracker
 from vit3.engine.train import Trainer
 from vit3.errors import UserError
 from vit3.inner import InnerSpec
@@ -258,18 +258,23 @@ def build_trainer(
     )
 
 
-def build_tracker(cfg: TrainConfig, run: RunFolder, processes: Processes) -> WandbTracker | None:
-    """The wandb tracker of the main process, if one is asked for."""
-    if cfg.logger.wandb is None or not processes.main:
-        return None
-    return WandbTracker(
-        mode=cfg.logger.wandb,
-        project=cfg.logger.project,
-        entity=cfg.logger.entity,
-        folder=str(run.path),
-        name=run.path.name,
-        config=dataclasses.asdict(cfg),
-    )
+def build_tracker(cfg: TrainConfig, run: RunFolder, processes: Processes) -> Trackers | None:
+    """The trackers of the main process that are asked for, as one; None where there is none."""
+    trackers: list[Tracker] = []
+    if processes.main and cfg.logger.wandb is not None:
+        trackers.append(
+            WandbTracker(
+                mode=cfg.logger.wandb,
+                project=cfg.logger.project,
+                entity=cfg.logger.entity,
+                folder=str(run.path),
+                name=run.path.name,
+                config=dataclasses.asdict(cfg),
+            )
+        )
+    if processes.main and cfg.logger.tensorboard:
+        trackers.append(TensorBoardTracker(run / "tensorboard"))
+    return Trackers(trackers) if trackers else None
 
 
 def _mixes(cfg: TrainConfig) -> bool:
