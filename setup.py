@@ -35,8 +35,11 @@ setup(
         ],
         "gen": ["diffusers>=0.30", "torch-fidelity>=0.3"],  # image generation
         "export": ["onnx>=1.16", "onnxscript>=0.1", "onnxruntime>=1.18"],
-        "cluster": ["hydra-submitit-launcher>=1.2"],
-        "dev": ["pytest>=8", "ruff>=0.6"],
+        # sweeps as jobs; both run with hydra-core 1.3 on Python 3.11
+        "cluster": ["hydra-submitit-launcher>=1.2,<2"],  # hydra/launcher=slurm
+        "ray": ["hydra-ray-launcher>=1.2.2,<2"],  # hydra/launcher=ray
+        "tensorboard": ["tensorboard>=2.14"],
+        "dev": ["pytest>=8", "ruff>=0.6", "hydra-submitit-launcher>=1.2,<2", "tensorboard>=2.14"],
     },
     entry_points={
         "console_scripts": [

@@ -9,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from tests.toy import CONFIGS, compose_config
-from vit3.cli import _checked
+from vit3.arguments import check_arguments
 from vit3.config import _CHOICES, _RANGES, EvalConfig, TrainConfig, known_keys, typed
 from vit3.errors import UserError
 
@@ -17,7 +17,7 @@ RECIPES = sorted(path.stem for path in (CONFIGS / "recipe").glob("*.yaml"))
 
 
 def check(argument: str, schema: type = TrainConfig) -> str:
-    return _checked(argument, schema, CONFIGS)
+    return check_arguments([argument], schema, CONFIGS)[0]
 
 
 def test_default_configuration_fits_the_schema():

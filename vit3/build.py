@@ -35,7 +35,7 @@ from vit3.engine.checkpoint import best_checkpoint
 from vit3.engine.distributed import Processes
 from vit3.engine.run_folder import RunFolder
 from vit3.engine.sharding import LocalEma, shard
-from vit3.engine.trackers import WandbTracker
+from vit3.engine.trackers import TensorBoardTracker, Tracker, Trackers, WandbTracker
 from vit3.engine.train import Trainer
 from vit3.engine.update import Updater
 from vit3.errors import UserError
@@ -347,6 +347,7 @@ def build_trainer(
         epochs=cfg.engine.epochs,
         keep_last=cfg.engine.keep_last,
         save_minutes=cfg.engine.save_minutes,
+        log_every=cfg.logger.every,
         frozen=frozen_modules(model, cfg.model.freeze),
         metadata={"config": _portable(cfg), "classes": list(data.classes)},
         facts=facts,
@@ -369,18 +370,23 @@ def _build_mix(cfg: TrainConfig, num_classes: int) -> Mixup | None:
     )
 
 
-def build_tracker(cfg: TrainConfig, run: RunFolder, processes: Processes) -> WandbTracker | None:
-    """The wandb tracker of the main process, if one is asked for."""
-    if cfg.logger.wandb is None or not processes.main:
-        return None
-    return WandbTracker(
-        mode=cfg.logger.wandb,
-        project=cfg.logger.project,
-        entity=cfg.logger.entity,
-        folder=str(run.path),
-        name=run.path.name,
-        config=dataclasses.asdict(cfg),
-    )
+def build_tracker(cfg: TrainConfig, run: RunFolder, processes: Processes) -> Trackers | None:
+    """The trackers of the main process that are asked for, as one; None where there is none."""
+    trackers: list[Tracker] = []
+    if processes.main and cfg.logger.wandb is not None:
+        trackers.append(
+            WandbTracker(
+                mode=cfg.logger.wandb,
+                project=cfg.logger.project,
+                entity=cfg.logger.entity,
+                folder=str(run.path),
+                name=run.path.name,
+                config=dataclasses.asdict(cfg),
+            )
+        )
+    if processes.main and cfg.logger.tensorboard:
+        trackers.append(TensorBoardTracker(run / "tensorboard"))
+    return Trackers(trackers) if trackers else None
 
 
 def _mixes(cfg: TrainConfig) -> bool:

@@ -122,6 +122,8 @@ class EngineConfig:
 
 @dataclass
 class LoggerConfig:
+    every: int
+    tensorboard: bool
     wandb: Optional[str]
     project: str
     entity: Optional[str]
@@ -211,6 +213,7 @@ _RANGES = {
     "engine.ema_batch": (1, None),
     "engine.steps_per_epoch": (1, None),
     "engine.threads": (1, None),
+    "logger.every": (1, None),
     "batch_size": (1, None),
     "workers": (0, None),
 }
