@@ -36,7 +36,8 @@ setup(
         "gen": ["diffusers>=0.30", "torch-fidelity>=0.3"],  # image generation
         "export": ["onnx>=1.16", "onnxscript>=0.1", "onnxruntime>=1.18"],
         "cluster": ["hydra-submitit-launcher>=1.2"],
-        "dev": ["pytest>=8", "ruff>=0.6"],
+        "data": ["webdataset>=0.2.86", "datasets>=2.19"],  # shards read as a stream; Hugging Face data sets
+        "dev": ["pytest>=8", "ruff>=0.6", "webdataset>=0.2.86", "datasets>=2.19"],
     },
     entry_points={
         "console_scripts": [

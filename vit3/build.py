@@ -17,7 +17,7 @@ from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_grou
 from timm.scheduler import create_scheduler_v2
 from timm.task import ClassificationTask, TrainingTask
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from vit3.config import DataConfig, ModelConfig, TrainConfig, nearest
 from vit3.data import Data, make_data, make_loader, preflight
@@ -72,7 +72,18 @@ def derive(cfg: TrainConfig, data: Data, processes: Processes) -> Derived:
 def build_data(cfg: TrainConfig, processes: Processes) -> Data:
     """Open the data and check what can be checked before the first step."""
     check_data_config(cfg.data)
-    data = make_data(cfg.data.name, cfg.data.root, cfg.data.in_chans, cfg.data.on_bad_image)
+    d = cfg.data
+    data = make_data(
+        d.name,
+        d.root,
+        d.in_chans,
+        d.on_bad_image,
+        train_split=d.train_split,
+        val_split=d.val_split,
+        input_key=d.input_key,
+        target_key=d.target_key,
+        stream=d.stream,
+    )
     preflight(data, batch_size=cfg.engine.batch_size, world_size=processes.world_size, mixing=_mixes(cfg))
     return data
 
@@ -122,7 +133,8 @@ def build_loader(cfg: TrainConfig, split: Dataset, processes: Processes, *, trai
             distributed=processes.distributed,
             augment=augment if training else None,
         )
-        split[0]  # once, here, rather than in the first step
+        if not isinstance(split, IterableDataset):
+            split[0]  # once, here, rather than in the first step
     except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
         raise UserError(f"images cannot be transformed as augment.* and data.* say ({error or type(error)})") from error
     return loader
@@ -279,7 +291,7 @@ def _mixes(cfg: TrainConfig) -> bool:
 def _portable(cfg: TrainConfig) -> dict[str, Any]:
     """The configuration for a checkpoint: paths made absolute, so that it can be evaluated from any folder."""
     plain = dataclasses.asdict(cfg)
-    if cfg.data.root:
+    if cfg.data.root and Path(cfg.data.root).exists():  # else a name on the hub or an address
         plain["data"]["root"] = str(Path(cfg.data.root).resolve())
     return plain
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from vit3.tools.document import with_table
 
 from tests.helpers import ROOT
 from tests.test_config import RECIPES
+from vit3.tools.document import with_table
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

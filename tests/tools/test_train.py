@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 
 import pytest
 import torch
 from PIL import Image
-from vit3.tools.eval import run_eval
-from vit3.tools.train import train
 
 from tests.toy import compose_config, make_folder, short_run
 from vit3.engine.checkpoint import load_checkpoint
 from vit3.engine.train import Trainer
 from vit3.errors import UserError
+from vit3.tools.eval import run_eval
+from vit3.tools.train import train
 
 RUN_FILES = {
     "best.pt", "last.pt", "config.yaml", "environment.json", "metrics.jsonl", "summary.json", "curves.png",
@@ -186,8 +187,11 @@ def test_folder_data_with_the_paper_augmentation(tmp_path, caplog):
     assert "9 images" in line and f"loss {record['val/loss']:.6f}" in line
     only_val = make_folder(tmp_path / "only_val", classes=3, train=0, val=1)
     assert "3 images" in evaluate(tmp_path / "runs" / "f", caplog, f"data_root={only_val}")
-    other = make_folder(tmp_path / "other", classes=2)
-    with pytest.raises(UserError, match="has other classes than the checkpoint was trained for"):
+    shutil.rmtree(only_val / "val" / "class0")  # labels of the others must not shift
+    fewer = evaluate(tmp_path / "runs" / "f", caplog, f"data_root={only_val}")
+    assert "2 images" in fewer and "has no image of 1 of 3 classes (labels stay as they are): class0" in caplog.text
+    other = make_folder(tmp_path / "other", classes=4)
+    with pytest.raises(UserError, match="has classes that the network is not trained for: class3"):
         evaluate(tmp_path / "runs" / "f", caplog, f"data_root={other}")
 
 
