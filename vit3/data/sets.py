@@ -15,8 +15,8 @@ from vit3.data.digits import Digits
 from vit3.data.folder import FolderImages
 from vit3.data.hub import HubReader
 from vit3.data.image_folder import folder_reader
-from vit3.data.shards import open_shards
-from vit3.data.stream import StreamedImages, is_remote
+from vit3.data.shards import is_remote, open_shards
+from vit3.data.stream import StreamedImages
 from vit3.errors import UserError
 
 DATA_NAMES = ("digits", "folder", "imagenet", "wds", "hfds")

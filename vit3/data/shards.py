@@ -94,6 +94,11 @@ class ShardReader(Reader):
         return f"{path.name if basename else path}:{member_name(path, self.members[index, OFFSET])}"
 
 
+def is_remote(root: str) -> bool:
+    """Whether ``root`` is a pipe or an address rather than a folder."""
+    return root.startswith("pipe:") or "://" in root
+
+
 def open_shards(
     root: str, split: str, *, wanted: str | None, classes: Sequence[str] | None, key: str, **keys: str | None
 ) -> ShardReader:
@@ -101,7 +106,8 @@ def open_shards(
 
     Args:
         root: folder with the tar files and, if there is one, the info file. split: ``train`` or ``val``.
-        wanted: a split of the info file, or a pattern such as ``*-train-*.tar``; None for the usual names.
+        wanted: a split of the info file, or a pattern such as ``*-train-*.tar``, with its folder if it lies elsewhere;
+            None for the usual names.
         classes: the map; None takes the stored names. key: what the user calls ``root``.
         keys: ``input_key`` and ``target_key``.
 
@@ -109,6 +115,13 @@ def open_shards(
         UserError: no folder, no such split, or what :class:`ShardReader` refuses.
     """
     folder = Path(root)
+    if wanted and wanted.endswith(".tar") and Path(wanted).is_absolute():
+        folder, wanted = Path(wanted).parent, Path(wanted).name
+    elif is_remote(root):
+        raise UserError(
+            f"{key}={root}: only training reads a stream; the shards of the {split} split are read at random, so copy "
+            f"them to this machine and set data.{split}_split='/FOLDER/NAME-*.tar'"
+        )
     if not folder.is_dir():
         raise UserError(f"{key}={root} is no folder; set {key} to the folder that holds the shards (*.tar)")
     info = read_info(folder)

@@ -20,11 +20,6 @@ from vit3.data.splits import choose_split
 from vit3.errors import UserError
 
 
-def is_remote(root: str) -> bool:
-    """Whether ``root`` is a pipe or an address rather than a folder."""
-    return root.startswith("pipe:") or "://" in root
-
-
 class StreamedImages(IterableImageDataset):
     """Training images in a shuffled stream; an epoch has as many as the split, a few of them perhaps twice or never.
 
@@ -77,7 +72,7 @@ class StreamedImages(IterableImageDataset):
         check_known(names, self.classes, self.where)
         self.labels = [self.classes.index(name) for name in names]
         try:
-            reader = StreamReader(self.decode, root=root, split=wanted, is_training=True)
+            reader = StreamReader(self.decode_sample, root=root, split=wanted, is_training=True)
         except (RuntimeError, KeyError, ValueError) as error:  # timm's: no number of images, an unknown shard
             raise UserError(
                 f"data.train_split={wanted} names no shards of {self.where} ({error}); write a split of the info file, "
@@ -102,7 +97,7 @@ class StreamedImages(IterableImageDataset):
             )
         return super().__iter__()
 
-    def decode(self, sample: dict) -> dict | None:
+    def decode_sample(self, sample: dict) -> dict | None:
         """Image and label of one sample of the stream; None where it is left out.
 
         Raises:
