@@ -45,7 +45,7 @@ def shard_index(path: Path, input_key: str | None = None, target_key: str | None
                 return file["members"]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         pass  # none yet, or of another program: read the shard
-    members = _read(path, stat.st_size, (input_key or IMAGE_ENDINGS).split(";"), target_key)
+    members = _read(path, (input_key or IMAGE_ENDINGS).split(";"), target_key)
     try:
         with replacing(kept) as file:
             np.savez_compressed(file, members=members, stamp=stamp)
@@ -64,7 +64,7 @@ def member_name(path: Path, offset: int) -> str:
         return f"byte {offset}"
 
 
-def _read(path: Path, size: int, endings: list[str], target_key: str | None) -> np.ndarray:
+def _read(path: Path, endings: list[str], target_key: str | None) -> np.ndarray:
     """Walk the headers of a shard; only labels are read, pixels are jumped over."""
     rows: list[tuple[int, int, int]] = []
     with open(path, "rb") as file:
@@ -76,8 +76,6 @@ def _read(path: Path, size: int, endings: list[str], target_key: str | None) -> 
                     match = _KEY.fullmatch(member.name)
                     if not member.isfile() or match is None:
                         continue
-                    if member.offset_data + member.size > size:
-                        raise tarfile.ReadError("it ends within a file")
                     if match[1] != key:
                         rows += _row(path, file, key, sample, endings, target_key)
                         key, sample = match[1], {}
