@@ -113,7 +113,18 @@ def derive(cfg: TrainConfig, plan: BatchPlan) -> Derived:
 def build_data(cfg: TrainConfig) -> Data:
     """Open the data and check what can be checked before the first step."""
     check_data_config(cfg.data)
-    data = make_data(cfg.data.name, cfg.data.root, cfg.data.in_chans, cfg.data.on_bad_image)
+    d = cfg.data
+    data = make_data(
+        d.name,
+        d.root,
+        d.in_chans,
+        d.on_bad_image,
+        train_split=d.train_split,
+        val_split=d.val_split,
+        input_key=d.input_key,
+        target_key=d.target_key,
+        stream=d.stream,
+    )
     preflight(data)
     return data
 
@@ -396,7 +407,7 @@ def _mixes(cfg: TrainConfig) -> bool:
 def _portable(cfg: TrainConfig) -> dict[str, Any]:
     """The configuration for a checkpoint: paths made absolute, so that it can be evaluated from any folder."""
     plain = dataclasses.asdict(cfg)
-    if cfg.data.root:
+    if cfg.data.root and Path(cfg.data.root).exists():  # else a name on the hub or an address
         plain["data"]["root"] = str(Path(cfg.data.root).resolve())
     return plain
 

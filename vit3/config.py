@@ -27,6 +27,11 @@ class DataConfig:
     crop_pct: float
     workers: int
     on_bad_image: str
+    train_split: Optional[str]
+    val_split: Optional[str]
+    input_key: Optional[str]
+    target_key: Optional[str]
+    stream: bool
 
 
 @dataclass

@@ -76,12 +76,6 @@ def test_empty_class(tmp_path):
         folder(tmp_path)
 
 
-def test_class_missing_in_one_split(tmp_path):
-    shutil.rmtree(make_folder(tmp_path) / "val" / "class1")
-    with pytest.raises(UserError, match="differ .only in train: class1; only in val: none"):
-        folder(tmp_path)
-
-
 def test_flat_validation_folder(tmp_path):
     root = make_folder(tmp_path)
     shutil.rmtree(root / "val")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 
 import pytest
 import torch
@@ -188,8 +189,11 @@ def test_folder_data_with_the_paper_augmentation(tmp_path, caplog):
     assert "9 images" in line and f"loss {record['val/loss']:.6f}" in line
     only_val = make_folder(tmp_path / "only_val", classes=3, train=0, val=1)
     assert "3 images" in evaluate(tmp_path / "runs" / "f", caplog, f"data_root={only_val}")
-    other = make_folder(tmp_path / "other", classes=2)
-    with pytest.raises(UserError, match="has other classes than the checkpoint was trained for"):
+    shutil.rmtree(only_val / "val" / "class0")  # labels of the others must not shift
+    fewer = evaluate(tmp_path / "runs" / "f", caplog, f"data_root={only_val}")
+    assert "2 images" in fewer and "has no image of 1 of 3 classes (labels stay as they are): class0" in caplog.text
+    other = make_folder(tmp_path / "other", classes=4)
+    with pytest.raises(UserError, match="has classes that the network is not trained for: class3"):
         evaluate(tmp_path / "runs" / "f", caplog, f"data_root={other}")
 
 
