@@ -46,15 +46,17 @@ def configured(*overrides: str) -> TrainConfig:
     return typed(compose_config(*overrides), TrainConfig)
 
 
-def model_of(cfg: TrainConfig, num_classes: int = 10):
-    return build_model(cfg, num_classes)
+def model_of(cfg: TrainConfig, classes=tuple("0123456789")):
+    return build_model(cfg, classes)
 
 
-def trainer_of(cfg: TrainConfig, processes: Processes = CPU) -> Trainer:
-    """What ``tools/train.py`` builds."""
+def trainer_of(cfg: TrainConfig, processes: Processes = CPU, images: int | None = None) -> Trainer:
+    """What ``tools/train.py`` builds; of the digits only the first ``images`` to train on."""
     data = build_data(cfg)
+    if images is not None:
+        data.train.images = data.train.images[:images]
     torch.manual_seed(cfg.engine.seed)
-    model = model_of(cfg, len(data.classes))
+    model = model_of(cfg, data.classes)
     plan = build_plan(cfg, len(data.train), processes.world_size, model)
     return build_trainer(cfg, data, model, plan, {}, processes)
 

@@ -52,7 +52,7 @@ def run_eval(cfg: DictConfig) -> None:
         raise UserError(
             f"predictions={options.predictions}: its folder is missing or not writable; choose another file"
         )
-    model = build_model(run_cfg, len(images.classes))
+    model = build_model(run_cfg, images.classes)
     weights = chosen_weights(state, options.weights, path)
     model.load_state_dict(state["state_dict_ema" if weights == "ema" else "state_dict"])
     model.to(processes.device)

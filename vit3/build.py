@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import warnings
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_grou
 from timm.scheduler import create_scheduler_v2
 from timm.task import ClassificationTask, TrainingTask
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from vit3.config import DataConfig, ModelConfig, TrainConfig, nearest
@@ -45,6 +48,10 @@ from vit3.models.weights import load_weights
 from vit3.tasks import MESATask
 
 logger = logging.getLogger(__name__)
+
+# Statistics of normalisation are averaged after each update, in Updater, and not sent around in each forward pass
+_NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+_OWN_BUFFERS = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False}
 
 
 @dataclass(frozen=True)
@@ -191,8 +198,11 @@ def _transform_errors():
         raise UserError(f"images cannot be transformed as augment.* and data.* say ({error or type(error)})") from error
 
 
-def build_model(cfg: TrainConfig, num_classes: int) -> nn.Module:
+def build_model(cfg: TrainConfig, classes: Sequence[str]) -> nn.Module:
     """Any registered model; ours with the chosen mixer.
+
+    Args:
+        classes: names in the order of their labels.
 
     Raises:
         UserError: unknown name or argument, or values that the model refuses.
@@ -202,7 +212,7 @@ def build_model(cfg: TrainConfig, num_classes: int) -> nn.Module:
     if not timm.is_model(arch):
         raise UserError(f"model.name={m.name} is no registered model; {nearest(m.name, timm.list_models())}")
     given = dict(
-        in_chans=cfg.data.in_chans, num_classes=num_classes, drop_rate=m.drop_rate, drop_path_rate=m.drop_path_rate
+        in_chans=cfg.data.in_chans, num_classes=len(classes), drop_rate=m.drop_rate, drop_path_rate=m.drop_path_rate
     )
     if arch in MODEL_NAMES:
         given |= dict(img_size=img_size, mixer=cfg.mixer.name, mixer_kwargs=_mixer_kwargs(cfg))
@@ -214,7 +224,7 @@ def build_model(cfg: TrainConfig, num_classes: int) -> nn.Module:
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise UserError(f"model {m.name} cannot be built: {error}") from error
     if m.checkpoint:
-        _load_start(model, m.checkpoint)
+        _load_start(model, m.checkpoint, classes)
     if m.grad_checkpointing:
         model.set_grad_checkpointing()
     frozen_modules(model, m.freeze)
@@ -275,8 +285,8 @@ def build_task(cfg: TrainConfig, model: nn.Module, derived: Derived, processes: 
         task.compile()
     if processes.distributed and not sharded:
         ids = [processes.device] if processes.device.type == "cuda" else None
-        # statistics of normalisation are averaged after each update, in Updater
-        task.prepare_distributed(device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")  # of dimensions of length 1
+        task.prepare_distributed(device_ids=ids, gradient_as_bucket_view=True, **_OWN_BUFFERS)
     return task
 
 
@@ -431,12 +441,12 @@ def _check_arguments(cfg: ModelConfig, given: dict[str, Any]) -> None:
             raise UserError(f"model.kwargs.{name} is no argument of {cfg.name}; {nearest(name, allowed)}")
 
 
-def _load_start(model: nn.Module, path: str) -> None:
+def _load_start(model: nn.Module, path: str, classes: Sequence[str]) -> None:
     """Load weights to start from (of a run folder: its best) and say what was found."""
     folder = Path(path)
     file = best_checkpoint(folder) if folder.is_dir() else folder
     try:
-        report = load_weights(model, file, ema=file.name == "best_ema.pt")
+        report = load_weights(model, file, ema=file.name == "best_ema.pt", classes=classes)
     except (ValueError, FileNotFoundError) as error:
         raise UserError(f"model.checkpoint={path}: {error}") from error
     logger.info("model.checkpoint=%s: %s", file, report)
