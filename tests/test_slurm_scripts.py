@@ -16,9 +16,12 @@ SRUN = """#!/usr/bin/env bash
 printf '%s\\n' "$@" >"$CALLS/srun"
 trap 'echo USR1 >>"$CALLS/signals"; exit "${SRUN_STATUS_USR1:-75}"' USR1
 trap 'echo TERM >>"$CALLS/signals"; exit "${SRUN_STATUS_TERM:-1}"' TERM
-touch "$CALLS/started"
+echo "$$" >"$CALLS/pid"
 for ((i = 0; i < ${SRUN_TENTHS:-0}; i++)); do sleep 0.1; done
 exit "${SRUN_STATUS:-0}"
+"""
+SCANCEL = """#!/usr/bin/env bash
+[ "$2" = 25 ] && kill -s "${1#--signal=}" "$(cat "$CALLS/pid")"
 """
 SCONTROL = """#!/usr/bin/env bash
 if [ "$1 $2" = "show hostnames" ]; then printf 'n3\\nn4\\n'; else echo "$@" >>"$CALLS/scontrol"; fi
@@ -29,7 +32,7 @@ if [ "$1 $2" = "show hostnames" ]; then printf 'n3\\nn4\\n'; else echo "$@" >>"$
 def job(tmp_path):
     """Starts a batch script as SLURM would; ``read`` gives what a stand-in wrote down."""
     (tmp_path / "bin").mkdir()
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
         path = tmp_path / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
@@ -47,7 +50,7 @@ def job(tmp_path):
         return (tmp_path / name).read_text().splitlines() if (tmp_path / name).exists() else []
 
     def signalled(process, number):
-        while not (tmp_path / "started").exists():
+        while not read("pid"):
             time.sleep(0.02)
         process.send_signal(number)
         process.communicate(timeout=20)

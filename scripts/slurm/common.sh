@@ -17,7 +17,7 @@ python="${VIT3_PYTHON:-python}"
 [ -z "${VIT3_PYTHON:-}" ] && [ -x .venv/bin/python ] && python=.venv/bin/python
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
-# Both are set by signals to this shell; srun's processes get those that SLURM sends them by themselves.
+# Both are set by signals to this shell.
 warned=0  # SIGUSR1: two minutes to the time limit (--signal in the scripts)
 stopped=0 # SIGTERM: scancel or preemption
 
@@ -28,7 +28,8 @@ run_step() { # run_step SIGNAL TASKS_PER_NODE COMMAND...: a step; it gets SIGNAL
     srun --nodes="$nodes" --ntasks="$((nodes * tasks))" --ntasks-per-node="$tasks" \
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=120 "$@" &
     step=$!
-    trap 'warned=1 again=1; kill -s "$signal" "$step" 2>/dev/null' USR1
+    # scancel tells the processes; srun does not pass every signal on (it dies of SIGTERM, and they with it)
+    trap 'again=1; [ "$warned" = 1 ] || { warned=1; scancel --signal="$signal" "$SLURM_JOB_ID"; }' USR1
     trap 'stopped=1 again=1' TERM
     while [ "$again" = 1 ]; do # a signal ends `wait` before the step has ended
         again=0
