@@ -20,7 +20,7 @@ from vit3.errors import UserError
 def pack(args: argparse.Namespace) -> str:
     """Check the folder as training does, pack it, and return the line that says what was done."""
     data = make_data("folder", str(args.root), 3, "raise")
-    preflight(data, batch_size=1, world_size=1, mixing=False)  # decodes a sample of the images
+    preflight(data)  # decodes a sample of the images
     packing = plan_packing(
         {"train": data.train.reader.samples, "val": data.val.reader.samples},
         data.classes,

@@ -62,7 +62,7 @@ def test_names_and_labels_of_the_data_set(tmp_path, rows):
     data = hfds(save(tmp_path / "set", {"train": rows, "validation": rows[1:]}, names=["zebra", "ant"]))
     assert data.classes == ("zebra", "ant")
     assert labels(data.train) == [0, 1, 0, 1] and labels(data.val) == [1, 0, 1]
-    preflight(data, batch_size=4, world_size=1, mixing=False)
+    preflight(data)
 
 
 def test_labels_are_translated_by_name(tmp_path, rows, caplog):
@@ -83,7 +83,7 @@ def test_bad_images(tmp_path, rows):
     bad = [*rows, (jpeg[: len(jpeg) // 2], 1), (None, 0)]
     root = save(tmp_path / "set", {"train": bad, "validation": bad}, names=["zebra", "ant"])
     with pytest.raises(UserError, match=r"set .split train., row 4 cannot be decoded .*and 1 more of 6 tried"):
-        preflight(hfds(root), batch_size=2, world_size=1, mixing=False)
+        preflight(hfds(root))
     data = hfds(root, "skip")
     assert labels(data.val) == [0, 1, 0, 1, -1, -1] and data.bad_images == 2
     assert labels(data.train) == [0, 1, 0, 1, 0, 0] and data.bad_images == 2 + 2 + 1  # row 4 goes on over row 5

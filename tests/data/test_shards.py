@@ -66,7 +66,7 @@ def test_shards_hold_what_the_folder_holds(shards):
     assert contents(packed.train) == contents(folder.train) and contents(packed.val) == contents(folder.val)
     order = [packed.train[i][1] for i in range(12)]
     assert order != sorted(order)  # shuffled
-    preflight(packed, batch_size=4, world_size=1, mixing=False)
+    preflight(packed)
 
 
 def test_bytes_are_copied_as_they_are(shards):
@@ -143,7 +143,7 @@ def spoilt(tmp_path):
 
 def test_bad_images_in_shards(spoilt):
     with pytest.raises(UserError, match=r"toy-train-00000..tar:class1/000000..-cut\.jpg cannot be decoded"):
-        preflight(wds(spoilt), batch_size=4, world_size=1, mixing=False)
+        preflight(wds(spoilt))
     data = wds(spoilt, "skip")
     own = data.train.reader.members[:, 2].tolist()
     (bad,) = [i for i in range(13) if "cut" in data.train.reader.filename(i)]
@@ -209,7 +209,7 @@ def test_a_stream_gives_each_image_and_counts_them(shards):
     assert data.train.classes == ("class0", "class1", "class2")
     seen = Counter((np.asarray(image).tobytes(), label) for image, label in data.train)
     assert seen == contents(wds(shards).train)
-    preflight(data, batch_size=4, world_size=1, mixing=False)
+    preflight(data)
 
 
 def test_a_stream_is_shuffled_by_epoch(shards):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from tests.processes import run_processes
 from tests.toy import configured, one_update, trainer_of, updates_of
@@ -31,7 +32,7 @@ def train(images: int, *overrides: str):
 
         def counted(state, bucket):
             reductions.append(1)
-            return torch.distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook(None, bucket)
+            return allreduce_hook(None, bucket)
 
         model.register_comm_hook(None, counted)
     rates = []
