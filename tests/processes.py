@@ -29,6 +29,9 @@ _CONTEXT.set_forkserver_preload(
         "pytest",
         "tests.processes",
         "tests.toy",
+        "vit3.tools.train",
+        "sklearn.datasets",
+        "sklearn.model_selection",
     ]
 )
 
@@ -98,6 +101,7 @@ def _child(pipe: Connection, environment: dict[str, str], work: bytes, timeout: 
     os.environ.update(environment)
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    multiprocessing.set_start_method("fork", force=True)  # loaders start as they do in a program, not by the server
     faulthandler.dump_traceback_later(0.9 * timeout)  # says where it hangs, before it is killed
     try:
         function, args = pickle.loads(work)

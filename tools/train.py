@@ -85,7 +85,8 @@ def train(cfg: DictConfig) -> None:
 def open_run(cfg: TrainConfig, composed: str, place: str | None) -> RunFolder:
     """The run folder: that of the checkpoint to resume, or a new one; the configuration is saved as composed."""
     if place is None:
-        run = RunFolder.create(cfg.output, cfg.name, f"{cfg.model.name}-{cfg.mixer.name}-{cfg.data.name}")
+        default = f"{cfg.model.name}-{cfg.mixer.name}-{cfg.data.name}"
+        run = RunFolder.create(cfg.output, cfg.name, default, again=cfg.resume == "auto")
     else:
         run = RunFolder(run_of(Path(place)))
         set_aside_later(run.path, Path(place))

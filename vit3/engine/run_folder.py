@@ -28,11 +28,12 @@ class RunFolder:
         return self.path / name
 
     @classmethod
-    def create(cls, output: str, name: str | None, default_name: str) -> RunFolder:
+    def create(cls, output: str, name: str | None, default_name: str, again: bool = False) -> RunFolder:
         """Make a new folder below ``output``.
 
         Args:
             output: parent folder. name: its name; None takes ``default_name`` with the time.
+            again: take a folder that holds a run, which stopped before its first checkpoint.
 
         Raises:
             UserError: not writable, ``name`` is no folder name, or holds a run already.
@@ -43,7 +44,7 @@ class RunFolder:
         try:
             if name is None:
                 path = _free(path)
-            elif (path / "config.yaml").exists():
+            elif (path / "config.yaml").exists() and not again:
                 raise UserError(f"name={name}: {path} holds a run already; add resume={path}, or choose another name")
             path.mkdir(parents=True, exist_ok=True)
             probe = path / ".write-test"
