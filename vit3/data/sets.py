@@ -117,7 +117,7 @@ def open_split(
     else:
         reader = folder_reader(Path(root), split, **place)
     images = FolderImages(reader, in_chans, on_bad_image, training=split == "train")
-    if name == "imagenet" and len(images.classes) != 1000:
+    if name == "imagenet" and split == "train" and len(images.classes) != 1000:
         logger.warning(
             "%s=%s holds %d classes, ImageNet-1K has 1000: scores are not those of ImageNet",
             key, root, len(images.classes),
