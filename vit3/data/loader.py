@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -33,7 +36,7 @@ class TrainLoader:
         self.plan, self.rank = plan, rank
         self.streamed = isinstance(dataset, IterableDataset)
         self._dataset, self._prefetch = dataset, prefetch
-        options |= dict(num_workers=workers, collate_fn=fast_collate)
+        options |= dict(num_workers=workers, collate_fn=fast_collate, worker_init_fn=_outlive_signals)
         if self.streamed:
             self._loader = DataLoader(dataset, batch_size=_stream_batch(plan), drop_last=True, **options)
         else:
@@ -126,6 +129,25 @@ class _SeededErasing:
         return self._erasing(images)
 
 
+def _outlive_signals(worker: int) -> None:
+    """Let a loader process ignore signals to stop, which SLURM and terminals send to it too.
+
+    The training process obeys them and needs its batches until it has saved; its own SIGTERM still ends the loader.
+    """
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey_parent, daemon=True).start()
+
+
+def _obey_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
+
+
 def _stream_batch(plan: BatchPlan) -> int:
     size, rest = divmod(plan.batch, plan.world_size * plan.accumulation)
     if rest:
@@ -177,6 +199,6 @@ def make_eval_loader(
     sampler = OrderedDistributedSampler(dataset, num_replicas=world_size, rank=rank)
     loader = DataLoader(
         dataset, batch_size, sampler=sampler, num_workers=workers, collate_fn=fast_collate,
-        pin_memory=device.type == "cuda",
+        worker_init_fn=_outlive_signals, pin_memory=device.type == "cuda",
     )  # fmt: skip
     return PrefetchLoader(loader, channels=in_chans, device=device, **normalise)
