@@ -17,7 +17,7 @@ from vit3.engine.precision import autocast
 from vit3.errors import UserError
 
 CPU = Processes(torch.device("cpu"))
-PLAIN = ("++model.kwargs.depth=2", "engine.device=cpu")
+PLAIN = ("++model.kwargs.depth=1", "engine.device=cpu")
 HIERARCHICAL = (
     "model=h_vit3_tiny", "++model.kwargs.dims=[16,32]", "++model.kwargs.depths=[1,1]", "++model.kwargs.num_heads=[2,2]",
     "data.img_size=[32,32]", "engine.device=cpu",

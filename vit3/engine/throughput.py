@@ -56,7 +56,7 @@ def measure_throughput(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     times: list[float] = []
-    while not times or sum(times) < seconds and len(times) < 100:
+    while not times or sum(times) < seconds and len(times) < 30:
         times.append(update())
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return Throughput(size / sorted(times)[len(times) // 2], size, len(times), peak)
