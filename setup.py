@@ -35,8 +35,19 @@ setup(
         ],
         "gen": ["diffusers>=0.30", "torch-fidelity>=0.3"],  # image generation
         "export": ["onnx>=1.16", "onnxscript>=0.1", "onnxruntime>=1.18"],
-        "cluster": ["hydra-submitit-launcher>=1.2"],
-        "dev": ["pytest>=8", "ruff>=0.6"],
+        # sweeps as jobs; both run with hydra-core 1.3 on Python 3.11
+        "cluster": ["hydra-submitit-launcher>=1.2,<2"],  # hydra/launcher=slurm
+        "ray": ["hydra-ray-launcher>=1.2.2,<2"],  # hydra/launcher=ray
+        "data": ["webdataset>=0.2.86", "datasets>=2.19"],  # shards read as a stream; Hugging Face data sets
+        "tensorboard": ["tensorboard>=2.14"],
+        "dev": [
+            "pytest>=8",
+            "ruff>=0.6",
+            "hydra-submitit-launcher>=1.2,<2",
+            "tensorboard>=2.14",
+            "webdataset>=0.2.86",
+            "datasets>=2.19",
+        ],
     },
     entry_points={
         "console_scripts": [

@@ -19,7 +19,17 @@ import torch.distributed as dist
 # Forked from a server that has imported what costs seconds; the server itself runs no tensor code and holds no threads.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["torch", "timm", "timm.task", "torch.distributed.fsdp", "torchvision", "vit3", "pytest", "tests.processes"]
+    [
+        "torch",
+        "timm",
+        "timm.task",
+        "torch.distributed.fsdp",
+        "torchvision",
+        "vit3",
+        "pytest",
+        "tests.processes",
+        "tests.toy",
+    ]
 )
 
 

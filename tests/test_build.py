@@ -8,51 +8,56 @@ import pytest
 import torch
 
 import vit3.build
-import vit3.data.sets
+import vit3.data.loader
 from tests.test_config import RECIPES
-from tests.toy import compose_config, make_folder
-from vit3.build import build_data, build_model, build_optimizer, build_schedule, build_trainer, derive
-from vit3.config import TrainConfig, typed
-from vit3.engine.distributed import Processes
+from tests.toy import configured, make_folder, model_of, one_update, train_epoch, trainer_of
+from vit3.build import build_data, build_optimizer, build_plan, build_schedule, derive
 from vit3.errors import UserError
 from vit3.mixers import TTT, SoftmaxAttention
 
-CPU = Processes(torch.device("cpu"))
 
-
-def configured(*overrides: str) -> TrainConfig:
-    return typed(compose_config(*overrides), TrainConfig)
-
-
-def model_of(cfg: TrainConfig, num_classes: int = 10):
-    return build_model(cfg, num_classes)
-
-
-def trainer_of(cfg: TrainConfig):
-    data = build_data(cfg, CPU)
-    return build_trainer(cfg, data, model_of(cfg, len(data.classes)), derive(cfg, data, CPU), {}, CPU)
-
-
-class TwelveThousand:
-    """A split of 12,000 images that are never read."""
-
-    train = range(12_000)
+def derived_of(cfg, images=12_000, world_size=1):
+    return derive(cfg, build_plan(cfg, images, world_size, torch.nn.Identity()))
 
 
 def test_learning_rates_follow_the_global_batch():
     cfg = configured("recipe=vit3_tiny_in1k", "data.root=x")
-    one = derive(cfg, TwelveThousand, CPU)
-    eight = derive(cfg, TwelveThousand, Processes(torch.device("cpu"), 0, 8))
+    one, eight = derived_of(cfg), derived_of(cfg, world_size=8)
     assert one.lr == pytest.approx(4e-3) and one.warmup_lr == pytest.approx(4e-6) and one.min_lr == pytest.approx(4e-5)
     assert (eight.lr, eight.batch_per_process) == (one.lr, 512)
     assert one.updates_per_epoch == 12_000 // 4096
 
 
+def test_a_limit_per_process_changes_nothing_but_forward_passes():
+    numbers = []
+    for world_size, limit in ((1, "null"), (8, "null"), (4, "64"), (1, "64")):
+        cfg = configured("recipe=h_vit3_tiny_mesa_in1k", "data.root=x", f"engine.max_per_process={limit}")
+        d = derived_of(cfg, 1_281_167, world_size)
+        assert d.batch_per_process <= (64 if limit == "64" else 4096)
+        assert d.world_size * d.accumulation * d.batch_per_process == 4096
+        numbers.append((d.lr, d.ema_decay, d.updates_per_epoch, d.updates))
+    assert set(numbers) == {(4e-3, 0.9996, 312, 93_600)}
+
+
 @pytest.mark.parametrize(("batch", "decay"), [(4096, 0.9996), (128, 0.9996 ** (128 / 4096))])
 def test_ema_decay_follows_the_global_batch(batch, decay):
     cfg = configured("recipe=h_vit3_tiny_in1k", "data.root=x", f"engine.batch_size={batch}")
-    assert derive(cfg, TwelveThousand, CPU).ema_decay == pytest.approx(decay, abs=1e-12)
+    assert derived_of(cfg).ema_decay == pytest.approx(decay, abs=1e-12)
     assert cfg.engine.ema_decay == 0.9996  # the configuration itself is left alone
+
+
+def test_a_batch_larger_than_the_data():
+    with pytest.raises(UserError, match="engine.batch_size=2000 is more than the 1437 training images"):
+        derived_of(configured("engine.batch_size=2000"), 1437)
+    assert derived_of(configured("engine.batch_size=1437"), 1437).updates_per_epoch == 1
+    kept = derived_of(configured("engine.batch_size=2000", "engine.drop_last=false"), 1437)
+    assert kept.updates_per_epoch == 1
+
+
+def test_one_image_cannot_be_normalised_over_the_batch():
+    cfg = configured("model=h_vit3_tiny", "engine.batch_size=4", "engine.max_per_process=1")
+    with pytest.raises(UserError, match="leaves one image per process and forward pass, over which h_vit3_tiny"):
+        build_plan(cfg, 100, 1, torch.nn.BatchNorm1d(3))
 
 
 def test_mixer_by_config():
@@ -112,11 +117,11 @@ def test_values_reach_timm(monkeypatch):
         return call
 
     for module, name in (
-        (vit3.data.sets, "create_loader"), (vit3.build, "Mixup"), (vit3.build, "create_optimizer_v2"),
-        (vit3.build, "ClassificationTask"),
+        (vit3.data.loader, "create_transform"), (vit3.data.loader, "PrefetchLoader"), (vit3.build, "Mixup"),
+        (vit3.build, "create_optimizer_v2"), (vit3.build, "ClassificationTask"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, spy(name, getattr(module, name)))
-    trainer_of(
+    trainer = trainer_of(
         configured(
             "data.interpolation=bicubic", "data.crop_pct=0.9", "augment.erase_prob=0.3", "augment.hflip=0.4",
             "augment.color_jitter=0.2", "augment.erase_mode=rand", "augment.ratio=[0.5,2.0]", "augment.mixup=0.7",
@@ -124,11 +129,15 @@ def test_values_reach_timm(monkeypatch):
             "optim.betas=[0.8,0.9]", "optim.eps=1e-7",
         )
     )  # fmt: skip
-    train, val = seen["create_loader"]
-    for loader in (train, val):
-        assert (loader["interpolation"], loader["crop_pct"], loader["mean"]) == ("bicubic", 0.9, (0.3054,))
-    wanted = dict(re_prob=0.3, re_mode="rand", hflip=0.4, color_jitter=0.2, scale=(0.8, 1.0), ratio=(0.5, 2.0))
-    assert {key: train[key] for key in wanted} == wanted and not wanted.keys() & val.keys()
+    train, val = seen["create_transform"]
+    for transform in (train, val):
+        assert (transform["interpolation"], transform["mean"]) == ("bicubic", (0.3054,))
+    wanted = dict(hflip=0.4, color_jitter=0.2, scale=(0.8, 1.0), ratio=(0.5, 2.0), is_training=True)
+    assert {key: train[key] for key in wanted} == wanted and not wanted.keys() & val.keys() and val["crop_pct"] == 0.9
+    assert trainer.val_loader.random_erasing is None and trainer.val_loader.mean.item() == pytest.approx(0.3054 * 255)
+    next(trainer.batches.epoch(0))
+    loader = seen["PrefetchLoader"][-1]
+    assert (loader["re_prob"], loader["re_mode"], loader["mean"]) == (0.3, "rand", (0.3054,))
     wanted = dict(mixup_alpha=0.7, cutmix_alpha=0.6, prob=0.8, switch_prob=0.3, label_smoothing=0.2, num_classes=10)
     assert seen["Mixup"] == [wanted]
     assert seen["ClassificationTask"][0]["criterion_kwargs"] == dict(smoothing=0.0, soft_targets=True)
@@ -152,13 +161,12 @@ def test_gradients_are_clipped_after_unscaling(amp):
             "optim.warmup_epochs=0", "engine.steps_per_epoch=1", "engine.ema_decay=null", "++model.kwargs.depth=1",
         )
     )  # fmt: skip
-    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=amp == "float16")
+    trainer.updater.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, enabled=amp == "float16")
     parameters = list(trainer.task.trainable_module.parameters())
     before = [p.detach().clone() for p in parameters]
-    for group in trainer.optimizer.param_groups:
+    for group in trainer.updater.optimizer.param_groups:
         group.update(momentum=0, nesterov=False)
-    images, target = next(iter(trainer.train_loader))
-    trainer._step(images, target)
+    one_update(trainer)
     moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(parameters, before)]).norm().item()
     assert moved == pytest.approx(1e-3, rel=1e-2)
 
@@ -167,10 +175,9 @@ def test_ema_follows_its_formula():
     """Warm-up takes the step number: decay 1 - (1 + t)^(-2/3) with t = step - 1, and 0 at the first step."""
     trainer = trainer_of(configured("engine.ema_decay=0.9", "engine.steps_per_epoch=1", "++model.kwargs.depth=1"))
     raw, ema = trainer.task.trainable_module, trainer.task.trainable_module_ema.module
-    images, target = next(iter(trainer.train_loader))
     hand = None
     for step in range(1, 4):
-        trainer._step(images, target)
+        one_update(trainer)
         decay = min(0.9, 1 - step ** (-2 / 3)) if step > 1 else 0.0
         now = raw.head.weight.detach().clone()
         hand = now if hand is None else decay * hand + (1 - decay) * now
@@ -181,7 +188,7 @@ def test_ema_follows_its_formula():
 def test_weight_decay_groups(decay_inner):
     cfg = configured(f"optim.decay_inner={str(decay_inner).lower()}")
     model = model_of(cfg)
-    optimizer = build_optimizer(cfg, model, derive(cfg, TwelveThousand, CPU))
+    optimizer = build_optimizer(cfg, model, derived_of(cfg))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decay) == len(list(model.parameters()))  # every parameter, once
     for name, parameter in model.named_parameters():
@@ -193,7 +200,7 @@ def test_weight_decay_groups(decay_inner):
 def test_layer_decay_grows_from_stem_to_head():
     cfg = configured("optim.layer_decay=0.75")
     model = model_of(cfg)
-    optimizer = build_optimizer(cfg, model, derive(cfg, TwelveThousand, CPU))
+    optimizer = build_optimizer(cfg, model, derived_of(cfg))
     scale = {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
     names = ["patch_embed.proj.weight", *(f"blocks.{i}.attn.w1" for i in range(4)), "head.weight"]
     scales = [scale[id(model.get_parameter(name))] for name in names]
@@ -203,7 +210,7 @@ def test_layer_decay_grows_from_stem_to_head():
 def test_schedule_is_linear_warm_up_then_cosine_one_update_late():
     """Update i runs at the value for i - 1, the first at the start of the warm-up (the authors' loop)."""
     cfg = configured("engine.epochs=10", "optim.warmup_epochs=2", "engine.batch_size=1000")
-    derived = derive(cfg, TwelveThousand, CPU)
+    derived = derived_of(cfg)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=derived.lr)
     schedule = build_schedule(cfg, optimizer, derived)
     seen = []
@@ -236,7 +243,7 @@ def test_warm_up_must_leave_an_epoch():
 )
 def test_lists_of_the_wrong_length(override, sentence):
     with pytest.raises(UserError, match=sentence):
-        build_data(configured(override), CPU)
+        build_data(configured(override))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -252,41 +259,27 @@ def test_every_recipe_takes_a_step(recipe, tmp_path):
         "engine.steps_per_epoch=1",
         "engine.device=cpu",
         "engine.amp=null",
+        "model.pretrained=false",
         "optim.warmup_lr=0.1",  # the recipe's first update is too small for norm scales of 1 to show it
     ]
-    if "tiny" not in recipe:
+    if recipe.startswith(("vit3_small", "vit3_base", "h_vit3_small", "h_vit3_base")):
         overrides.append("++model.kwargs.depths=[1,1,1,1]" if recipe.startswith("h_") else "++model.kwargs.depth=2")
     trainer = trainer_of(configured(*overrides))
     before = {name: p.detach().clone() for name, p in trainer.task.trainable_module.named_parameters()}
-    record = trainer._train_epoch(0)
-    assert math.isfinite(record["train/loss"]) and trainer.updates == 1
+    record = train_epoch(trainer)
+    assert math.isfinite(record["loss"]) and trainer.updater.counts.updates == 1
     moved = [name for name, p in trainer.task.trainable_module.named_parameters() if not torch.equal(p, before[name])]
     assert len(moved) > 0.9 * len(before)
-    assert trainer.task.has_ema() == recipe.startswith("h_")
-    assert (trainer.mix is not None) and trainer.clip_grad == 5.0
-
-
-def test_a_skipped_float16_step_is_no_failure():
-    """Loss scaling skips a step whose loss overflows: the epoch goes on and counts it."""
-    trainer = trainer_of(configured("engine.amp=float16", "engine.steps_per_epoch=3", "++model.kwargs.depth=1"))
-    criterion, calls = trainer.task.criterion, []
-
-    class Overflowing(torch.nn.Module):
-        def forward(self, output, target):
-            calls.append(1)
-            return criterion(output, target) * (float("inf") if len(calls) == 2 else 1)
-
-    trainer.task.criterion = Overflowing()
-    record = trainer._train_epoch(0)
-    assert record["nonfinite_steps"] == 1 and math.isfinite(record["train/loss"])
-    assert all(p.isfinite().all() for p in trainer.task.trainable_module.parameters())
+    assert trainer.task.has_ema() == (recipe.startswith("h_") or recipe == "finetune_small")
+    assert (trainer.updater.mix is None) == recipe.startswith("finetune") and trainer.updater.clip_grad == 5.0
+    assert getattr(trainer.task, "active", False) is False and hasattr(trainer.task, "active") == ("mesa" in recipe)
 
 
 def test_float16_steps_with_loss_scaling():
     """An overflow skips the step and lowers the scale; steps after it move the weights."""
     trainer = trainer_of(configured("engine.amp=float16", "engine.steps_per_epoch=4", "++model.kwargs.depth=1"))
     before = {name: p.detach().clone() for name, p in trainer.task.trainable_module.named_parameters()}
-    record = trainer._train_epoch(0)
-    assert math.isfinite(record["train/loss"]) and trainer.scaler.get_scale() > 0
+    record = train_epoch(trainer)
+    assert math.isfinite(record["loss"]) and trainer.updater.scaler.get_scale() > 0
     assert all(p.dtype == torch.float32 for p in trainer.task.trainable_module.parameters())
     assert any(not torch.equal(p, before[name]) for name, p in trainer.task.trainable_module.named_parameters())

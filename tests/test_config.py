@@ -9,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from tests.toy import CONFIGS, compose_config
-from vit3.cli import _checked
+from vit3.arguments import check_arguments
 from vit3.config import _CHOICES, _RANGES, EvalConfig, TrainConfig, known_keys, typed
 from vit3.errors import UserError
 
@@ -17,7 +17,7 @@ RECIPES = sorted(path.stem for path in (CONFIGS / "recipe").glob("*.yaml"))
 
 
 def check(argument: str, schema: type = TrainConfig) -> str:
-    return _checked(argument, schema, CONFIGS)
+    return check_arguments([argument], schema, CONFIGS)[0]
 
 
 def test_default_configuration_fits_the_schema():
@@ -150,15 +150,22 @@ PUBLISHED = {
 }
 
 
+MESA = {"h_vit3_tiny_mesa_in1k": 1.0, "h_vit3_small_mesa_in1k": 1.5, "h_vit3_base_mesa_in1k": 2.0}  # weight
+FINE_TUNING = {"finetune_384_in1k", "finetune_small"}
+
+
 def test_every_classifier_has_its_recipe():
-    assert set(RECIPES) == set(PUBLISHED)
+    assert set(RECIPES) == {*PUBLISHED, *MESA, *FINE_TUNING}
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [*PUBLISHED, *MESA])
 def test_recipes_hold_the_published_settings(recipe):
     cfg = typed(compose_config(f"recipe={recipe}", "data.root=x"), TrainConfig)
-    drop_path, amp, ema = PUBLISHED[recipe]
-    assert cfg.model.name == recipe.removesuffix("_in1k")
+    drop_path, amp, ema = PUBLISHED[recipe.replace("_mesa", "")]
+    assert cfg.model.name == recipe.removesuffix("_in1k").removesuffix("_mesa")
+    task = ("mesa", MESA[recipe], 0.25) if recipe in MESA else ("classification", 0.0, 0.0)
+    assert (cfg.task.name, cfg.task.weight, cfg.task.start) == task
+    assert (cfg.engine.recipe_batch, cfg.engine.drop_last, cfg.engine.ema_buffers) == (4096, True, "average")
     assert (cfg.model.drop_path_rate, cfg.engine.amp, cfg.engine.ema_decay) == (drop_path, amp, ema)
     assert (cfg.engine.epochs, cfg.optim.warmup_epochs, cfg.engine.batch_size) == (300, 20, 4096)
     o, a, d = cfg.optim, cfg.augment, cfg.data
@@ -174,5 +181,6 @@ def test_recipes_hold_the_published_settings(recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_headers_say_what_to_expect(recipe):
     text = (CONFIGS / "recipe" / f"{recipe}.yaml").read_text()
-    for word in ("command", "expected   top-1", "hardware", "not rerun here"):
+    expected = ("expected",) if recipe in FINE_TUNING else ("expected   top-1", "not rerun here")
+    for word in ("command", "hardware", *expected):
         assert word in text

@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from PIL import Image
 
 from tests.helpers import ROOT
+from vit3.build import build_data, build_model, build_plan, build_trainer
+from vit3.config import TrainConfig, typed
+from vit3.engine.distributed import Processes
+from vit3.engine.train import Trainer
 
 CONFIGS = ROOT / "configs"
+CPU = Processes(torch.device("cpu"))
 
 
 def compose_config(*overrides: str, root: str = "train") -> DictConfig:
@@ -33,6 +39,46 @@ def short_run(output: Path, *overrides: str, epochs: int = 1) -> DictConfig:
         "++model.kwargs.depth=1",
         *overrides,
     )
+
+
+def configured(*overrides: str) -> TrainConfig:
+    """The typed configuration of a command line."""
+    return typed(compose_config(*overrides), TrainConfig)
+
+
+def model_of(cfg: TrainConfig, classes=tuple("0123456789")):
+    return build_model(cfg, classes)
+
+
+def trainer_of(cfg: TrainConfig, processes: Processes = CPU, images: int | None = None) -> Trainer:
+    """What ``tools/train.py`` builds; of the digits only the first ``images`` to train on."""
+    data = build_data(cfg)
+    if images is not None:
+        data.train.images = data.train.images[:images]
+    torch.manual_seed(cfg.engine.seed)
+    model = model_of(cfg, data.classes)
+    plan = build_plan(cfg, len(data.train), processes.world_size, model)
+    return build_trainer(cfg, data, model, plan, {}, processes)
+
+
+def updates_of(trainer: Trainer, epoch: int = 0):
+    """Train an epoch, update by update: yields what became of each."""
+    trainer.task.train()
+    for batch in trainer.batches.epoch(epoch):
+        outcome = trainer.updater.run(epoch, *batch, [])
+        if outcome is not None:
+            yield outcome
+
+
+def one_update(trainer: Trainer):
+    """The first update of the first epoch."""
+    return next(updates_of(trainer))
+
+
+def train_epoch(trainer: Trainer, epoch: int = 0) -> dict[str, float]:
+    """Train an epoch; returns its mean losses."""
+    outcomes = [outcome for outcome in updates_of(trainer, epoch) if outcome.taken]
+    return {name: float(np.mean([o.losses[name] for o in outcomes])) for name in outcomes[0].losses}
 
 
 def make_image(path: Path, color: int, size: tuple[int, int] = (20, 24), mode: str = "RGB") -> None:

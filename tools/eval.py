@@ -36,17 +36,23 @@ def run_eval(cfg: DictConfig) -> None:
     state = load_checkpoint(path)
     run_cfg = training_config(state, options)
     d = run_cfg.data
-    images = open_split(d.name, d.root, "val", d.in_chans, d.on_bad_image, key="data_root")
-    if list(images.classes) != state["classes"]:
-        raise UserError(
-            f"data_root={d.root} has other classes than the checkpoint was trained for "
-            f"({len(images.classes)} against {len(state['classes'])}, or other names); use the same set"
-        )
+    images = open_split(
+        d.name,
+        d.root,
+        "val",
+        d.in_chans,
+        d.on_bad_image,
+        key="data_root",
+        classes=state["classes"],
+        wanted=d.val_split,
+        input_key=d.input_key,
+        target_key=d.target_key,
+    )
     if options.predictions and not os.access(Path(options.predictions).parent, os.W_OK):
         raise UserError(
             f"predictions={options.predictions}: its folder is missing or not writable; choose another file"
         )
-    model = build_model(run_cfg, len(images.classes))
+    model = build_model(run_cfg, images.classes)
     weights = chosen_weights(state, options.weights, path)
     model.load_state_dict(state["state_dict_ema" if weights == "ema" else "state_dict"])
     model.to(processes.device)

@@ -57,7 +57,7 @@ def train(cfg: DictConfig) -> None:
     if state is not None:
         check_resumable(state, dataclasses.asdict(run_cfg), data.classes)
     seed_everything(run_cfg.engine.seed, Purpose.START)  # the same start in every process
-    model = build_model(run_cfg, len(data.classes))
+    model = build_model(run_cfg, data.classes)
     plan = build_plan(run_cfg, len(data.train), processes.world_size, model)
     facts = dataclasses.asdict(derive(run_cfg, plan)) | {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -150,7 +150,7 @@ def print_groups(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
 def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: dict, processes: Processes) -> None:
     """Draw the sheet of test images and say where everything is."""
     best = summary["best"]
-    model = plain_model(trainer.task.get_eval_model(ema=best["weights"] == "ema"), cfg, len(data.classes), processes)
+    model = plain_model(trainer.task.get_eval_model(ema=best["weights"] == "ema"), cfg, data.classes, processes)
     if not processes.main:
         return
     sheet = predict_sample(
@@ -173,13 +173,13 @@ def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: di
     )
 
 
-def plain_model(model, cfg: TrainConfig, num_classes: int, processes: Processes):
+def plain_model(model, cfg: TrainConfig, classes: tuple[str, ...], processes: Processes):
     """``model``, or where it is sharded a plain one with its weights, which one process alone can run."""
     if not is_sharded(model):
         return model
     tensors = whole(unwrap_model(model).state_dict())
     cfg.model.pretrained, cfg.model.checkpoint = False, None
-    plain = build_model(cfg, num_classes).to(processes.device)
+    plain = build_model(cfg, classes).to(processes.device)
     plain.load_state_dict(tensors)
     return plain
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import warnings
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_grou
 from timm.scheduler import create_scheduler_v2
 from timm.task import ClassificationTask, TrainingTask
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from vit3.config import DataConfig, ModelConfig, TrainConfig, nearest
@@ -35,7 +38,7 @@ from vit3.engine.checkpoint import best_checkpoint
 from vit3.engine.distributed import Processes
 from vit3.engine.run_folder import RunFolder
 from vit3.engine.sharding import LocalEma, shard
-from vit3.engine.trackers import WandbTracker
+from vit3.engine.trackers import TensorBoardTracker, Tracker, Trackers, WandbTracker
 from vit3.engine.train import Trainer
 from vit3.engine.update import Updater
 from vit3.errors import UserError
@@ -45,6 +48,10 @@ from vit3.models.weights import load_weights
 from vit3.tasks import MESATask
 
 logger = logging.getLogger(__name__)
+
+# Statistics of normalisation are averaged after each update, in Updater, and not sent around in each forward pass
+_NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+_OWN_BUFFERS = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False}
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,18 @@ def derive(cfg: TrainConfig, plan: BatchPlan) -> Derived:
 def build_data(cfg: TrainConfig) -> Data:
     """Open the data and check what can be checked before the first step."""
     check_data_config(cfg.data)
-    data = make_data(cfg.data.name, cfg.data.root, cfg.data.in_chans, cfg.data.on_bad_image)
+    d = cfg.data
+    data = make_data(
+        d.name,
+        d.root,
+        d.in_chans,
+        d.on_bad_image,
+        train_split=d.train_split,
+        val_split=d.val_split,
+        input_key=d.input_key,
+        target_key=d.target_key,
+        stream=d.stream,
+    )
     preflight(data)
     return data
 
@@ -180,8 +198,11 @@ def _transform_errors():
         raise UserError(f"images cannot be transformed as augment.* and data.* say ({error or type(error)})") from error
 
 
-def build_model(cfg: TrainConfig, num_classes: int) -> nn.Module:
+def build_model(cfg: TrainConfig, classes: Sequence[str]) -> nn.Module:
     """Any registered model; ours with the chosen mixer.
+
+    Args:
+        classes: names in the order of their labels.
 
     Raises:
         UserError: unknown name or argument, or values that the model refuses.
@@ -191,7 +212,7 @@ def build_model(cfg: TrainConfig, num_classes: int) -> nn.Module:
     if not timm.is_model(arch):
         raise UserError(f"model.name={m.name} is no registered model; {nearest(m.name, timm.list_models())}")
     given = dict(
-        in_chans=cfg.data.in_chans, num_classes=num_classes, drop_rate=m.drop_rate, drop_path_rate=m.drop_path_rate
+        in_chans=cfg.data.in_chans, num_classes=len(classes), drop_rate=m.drop_rate, drop_path_rate=m.drop_path_rate
     )
     if arch in MODEL_NAMES:
         given |= dict(img_size=img_size, mixer=cfg.mixer.name, mixer_kwargs=_mixer_kwargs(cfg))
@@ -203,7 +224,7 @@ def build_model(cfg: TrainConfig, num_classes: int) -> nn.Module:
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise UserError(f"model {m.name} cannot be built: {error}") from error
     if m.checkpoint:
-        _load_start(model, m.checkpoint)
+        _load_start(model, m.checkpoint, classes)
     if m.grad_checkpointing:
         model.set_grad_checkpointing()
     frozen_modules(model, m.freeze)
@@ -264,8 +285,8 @@ def build_task(cfg: TrainConfig, model: nn.Module, derived: Derived, processes: 
         task.compile()
     if processes.distributed and not sharded:
         ids = [processes.device] if processes.device.type == "cuda" else None
-        # statistics of normalisation are averaged after each update, in Updater
-        task.prepare_distributed(device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")  # of dimensions of length 1
+        task.prepare_distributed(device_ids=ids, gradient_as_bucket_view=True, **_OWN_BUFFERS)
     return task
 
 
@@ -367,6 +388,7 @@ def build_trainer(
         epochs=cfg.engine.epochs,
         keep_last=cfg.engine.keep_last,
         save_minutes=cfg.engine.save_minutes,
+        log_every=cfg.logger.every,
         frozen=frozen_modules(model, cfg.model.freeze),
         metadata={"config": _portable(cfg), "classes": list(data.classes)},
         facts=facts,
@@ -389,18 +411,23 @@ def _build_mix(cfg: TrainConfig, num_classes: int) -> Mixup | None:
     )
 
 
-def build_tracker(cfg: TrainConfig, run: RunFolder, processes: Processes) -> WandbTracker | None:
-    """The wandb tracker of the main process, if one is asked for."""
-    if cfg.logger.wandb is None or not processes.main:
-        return None
-    return WandbTracker(
-        mode=cfg.logger.wandb,
-        project=cfg.logger.project,
-        entity=cfg.logger.entity,
-        folder=str(run.path),
-        name=run.path.name,
-        config=dataclasses.asdict(cfg),
-    )
+def build_tracker(cfg: TrainConfig, run: RunFolder, processes: Processes) -> Trackers | None:
+    """The trackers of the main process that are asked for, as one; None where there is none."""
+    trackers: list[Tracker] = []
+    if processes.main and cfg.logger.wandb is not None:
+        trackers.append(
+            WandbTracker(
+                mode=cfg.logger.wandb,
+                project=cfg.logger.project,
+                entity=cfg.logger.entity,
+                folder=str(run.path),
+                name=run.path.name,
+                config=dataclasses.asdict(cfg),
+            )
+        )
+    if processes.main and cfg.logger.tensorboard:
+        trackers.append(TensorBoardTracker(run / "tensorboard"))
+    return Trackers(trackers) if trackers else None
 
 
 def _mixes(cfg: TrainConfig) -> bool:
@@ -410,7 +437,7 @@ def _mixes(cfg: TrainConfig) -> bool:
 def _portable(cfg: TrainConfig) -> dict[str, Any]:
     """The configuration for a checkpoint: paths made absolute, so that it can be evaluated from any folder."""
     plain = dataclasses.asdict(cfg)
-    if cfg.data.root:
+    if cfg.data.root and Path(cfg.data.root).exists():  # else a name on the hub or an address
         plain["data"]["root"] = str(Path(cfg.data.root).resolve())
     return plain
 
@@ -434,12 +461,12 @@ def _check_arguments(cfg: ModelConfig, given: dict[str, Any]) -> None:
             raise UserError(f"model.kwargs.{name} is no argument of {cfg.name}; {nearest(name, allowed)}")
 
 
-def _load_start(model: nn.Module, path: str) -> None:
+def _load_start(model: nn.Module, path: str, classes: Sequence[str]) -> None:
     """Load weights to start from (of a run folder: its best) and say what was found."""
     folder = Path(path)
     file = best_checkpoint(folder) if folder.is_dir() else folder
     try:
-        report = load_weights(model, file, ema=file.name == "best_ema.pt")
+        report = load_weights(model, file, ema=file.name == "best_ema.pt", classes=classes)
     except (ValueError, FileNotFoundError) as error:
         raise UserError(f"model.checkpoint={path}: {error}") from error
     logger.info("model.checkpoint=%s: %s", file, report)

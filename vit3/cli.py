@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import logging
 import os
+import re
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,20 +17,20 @@ import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from vit3.config import known_keys, nearest
+from vit3.arguments import MULTIRUN, check_arguments
+from vit3.config import known_keys
 from vit3.engine.distributed import stop_processes
 from vit3.errors import Interrupted, UserError
 
-_FREE_KEYS = ("model.kwargs.",)  # below these, any key may be set
-
-_MULTIRUN = ("-m", "--multirun")
-
 # Our run folder holds everything, and our logging says it: Hydra writes no second folder and no log.
 _QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra.job.chdir=false", "hydra/job_logging=none")
+
+# Launchers keep their own files (what was submitted, what it printed) beside the run folders.
+_QUIET_SWEEP = ("hydra.sweep.dir=${output}/.jobs", "hydra.sweep.subdir=.")
 
 
 def run_tool(main: Callable[[DictConfig], None], *, config_name: str, schema: type, configs: Path) -> None:
@@ -37,28 +41,82 @@ def run_tool(main: Callable[[DictConfig], None], *, config_name: str, schema: ty
         configs: folder of the configurations.
     """
     try:
-        checked = [_checked(argument, schema, configs) for argument in sys.argv[1:]]
-        sys.argv[1:] = [*sorted(checked, key=lambda a: a not in _MULTIRUN), *_QUIET]  # Hydra wants that flag first
+        arguments = check_arguments(sys.argv[1:], schema, configs)
     except UserError as error:
         _stop(error)
-    hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(_guarded(main))()
+    given = {argument.split("=")[0] for argument in arguments}
+    quiet = [*_QUIET, f"hydra.job.name={config_name}"]
+    if given & set(MULTIRUN) and "output" in known_keys(schema):
+        quiet += _QUIET_SWEEP
+    sys.argv[1:] = [*arguments, *(argument for argument in quiet if argument.split("=")[0] not in given)]
+    start = hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(_Job(main))
+    if "hydra/launcher" not in given:
+        return start()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # what a launcher raises comes here, instead of being printed
+    try:
+        start()
+    except UserError as error:
+        _stop(error)
+    except HydraException as error:
+        _stop(UserError(str(error)))
+    except Exception as error:
+        if type(error).__name__ != "UncompletedJobError":
+            raise
+        _stop(UserError(f"a job ended without a result; {_last_words(str(error))}"), code=1)
 
 
-def _guarded(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]:
-    def guarded(cfg: DictConfig) -> None:
+class _Job:
+    """``main`` with what every tool does around it, as Hydra calls it: here, or in a process of a launcher.
+
+    A launcher pickles it: by file and name, because another process has no such ``__main__``.
+    """
+
+    def __init__(self, main: Callable[[DictConfig], None]):
+        self.main = main
+
+    def __reduce__(self):
+        return _load_job, (str(Path(inspect.getfile(self.main)).resolve()), self.main.__name__)
+
+    def __call__(self, cfg: DictConfig) -> None:
         logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+        launcher = _launcher()
         try:
-            main(cfg)
-        except UserError as error:
-            _stop(error)
-        except Interrupted as stop:
-            _stop(stop, stop.code, "")
+            self.main(cfg)
+        except (UserError, Interrupted) as error:
+            if launcher not in ("", "submitit"):
+                raise  # a worker of Ray must not exit; its launcher hands the error to the command that started it
+            _stop(error, *((error.code, "") if isinstance(error, Interrupted) else ()))
         except KeyboardInterrupt:
             _stop(UserError("stopped; resume=RUN_FOLDER goes on from its last checkpoint, if there is one"), code=130)
+        except Exception:
+            if launcher != "submitit":
+                raise
+            traceback.print_exc()  # Hydra would swallow it here, and SLURM would count the job as completed
+            sys.exit(1)
         finally:
             stop_processes()
 
-    return guarded
+
+def _load_job(file: str, name: str) -> _Job:
+    spec = importlib.util.spec_from_file_location("vit3_job", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return _Job(getattr(module, name))
+
+
+def _launcher() -> str:
+    """Package of the Hydra launcher whose job this process runs (``submitit``, ``ray``, …); empty for Hydra's own."""
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return ""
+    package = re.match(r"hydra_plugins\.hydra_(\w+?)_launcher\.", HydraConfig.get().launcher._target_)
+    return package[1] if package else ""
+
+
+def _last_words(text: str) -> str:
+    """What a failed job printed last, from submitit's report of it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith("error: ")]
+    return said[-1].removeprefix("error: ") if said else f"{lines[-1]} (its log is below OUTPUT/.jobs)"
 
 
 def _stop(error: Exception, code: int = 2, what: str = "error") -> None:
@@ -66,36 +124,11 @@ def _stop(error: Exception, code: int = 2, what: str = "error") -> None:
     text = str(error)
     if "Original Traceback" in text:  # torch wraps what a loader process raised
         text = text.strip().splitlines()[-1].split("UserError: ")[-1]
-    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    ranks = (os.environ.get(name) for name in ("RANK", "SUBMITIT_LOCAL_GLOBALID", "SLURM_PROCID"))
+    rank = next(filter(None, ranks), "0")
     who = what + ("" if rank == "0" else f" (process {rank})")
     print(f"{who}: {text}" if who else text, file=sys.stderr, flush=True)
     sys.exit(code)
-
-
-def _checked(argument: str, schema: type, configs: Path) -> str:
-    """One command-line argument, its key known to the schema; raises a UserError that names the nearest otherwise."""
-    if argument.startswith("-"):
-        return argument
-    try:
-        override = OverridesParser.create().parse_override(argument)
-    except HydraException as error:
-        raise UserError(f"'{argument}' is no key=value ({str(error).splitlines()[0]})") from error
-    if override.is_sweep_override() and not set(_MULTIRUN) & set(sys.argv):
-        raise UserError(f"{argument} names several values; add -m for one run each, or write a list as key=[a,b]")
-    key = override.key_or_group.lstrip("/")
-    groups = {path.name for path in configs.iterdir() if path.is_dir()}
-    if key.startswith("hydra") or override.is_delete():
-        return argument
-    if key.startswith(_FREE_KEYS):
-        return argument if argument.startswith("+") else f"++{argument}"
-    if key in groups and not override.is_sweep_override() and isinstance(override.value(), str):
-        options = {path.stem for path in (configs / key).glob("*.yaml")}
-        if override.value() not in options | {"null"}:
-            raise UserError(f"{argument}: {nearest(override.value(), options)}")
-    keys = set(known_keys(schema)) | (groups if "data" in known_keys(schema) else set())
-    if key not in keys:
-        raise UserError(f"{key} is no key of this program; {nearest(key, keys)}")
-    return argument
 
 
 def overrides() -> list[str]:

@@ -27,6 +27,11 @@ class DataConfig:
     crop_pct: float
     workers: int
     on_bad_image: str
+    train_split: Optional[str]
+    val_split: Optional[str]
+    input_key: Optional[str]
+    target_key: Optional[str]
+    stream: bool
 
 
 @dataclass
@@ -122,6 +127,8 @@ class EngineConfig:
 
 @dataclass
 class LoggerConfig:
+    every: int
+    tensorboard: bool
     wandb: Optional[str]
     project: str
     entity: Optional[str]
@@ -223,6 +230,7 @@ _RANGES = {
     "engine.ema_batch": (1, None),
     "engine.steps_per_epoch": (1, None),
     "engine.threads": (1, None),
+    "logger.every": (1, None),
     "batch_size": (1, None),
     "workers": (0, None),
 }

@@ -11,7 +11,7 @@ from PIL import Image
 from timm.data import auto_augment
 
 from tests.toy import make_folder, make_image
-from vit3.data import make_data, make_loader, preflight
+from vit3.data import BatchPlan, make_data, make_eval_loader, make_train_loader, preflight
 from vit3.data.digits import Digits
 from vit3.errors import UserError
 
@@ -20,16 +20,16 @@ def folder(root, on_bad_image="raise", name="folder"):
     return make_data(name, str(root), 3, on_bad_image)
 
 
-def check(data, batch_size=4, world_size=1, mixing=False):
-    preflight(data, batch_size=batch_size, world_size=world_size, mixing=mixing)
-
-
 def loader_of(dataset, training=False, workers=0, batch_size=4):
-    return make_loader(
-        dataset, training=training, batch_size=batch_size, img_size=(16, 16), in_chans=3, mean=(0.5,) * 3,
-        std=(0.5,) * 3, interpolation="bicubic", crop_pct=1.0, workers=workers, device=torch.device("cpu"),
-        distributed=False,
+    """Batches (images, labels) of one pass."""
+    images = dict(
+        img_size=(16, 16), in_chans=3, mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bicubic", workers=workers,
+        device=torch.device("cpu"),
     )  # fmt: skip
+    if training:
+        loader = make_train_loader(dataset, BatchPlan(len(dataset), batch_size), 0, **images)
+        return (batch[1:] for batch in loader.epoch(0))
+    return make_eval_loader(dataset, batch_size, rank=0, world_size=1, crop_pct=1.0, **images)
 
 
 def test_digits_are_split_by_class_and_fixed():
@@ -73,12 +73,6 @@ def test_missing_split(tmp_path):
 def test_empty_class(tmp_path):
     (make_folder(tmp_path) / "train" / "class9").mkdir()
     with pytest.raises(UserError, match="class folders without an image .*png.*: class9"):
-        folder(tmp_path)
-
-
-def test_class_missing_in_one_split(tmp_path):
-    shutil.rmtree(make_folder(tmp_path) / "val" / "class1")
-    with pytest.raises(UserError, match="differ .only in train: class1; only in val: none"):
         folder(tmp_path)
 
 
@@ -139,12 +133,12 @@ def spoilt(tmp_path):
 
 def test_bad_files_stop_before_the_first_step(spoilt):
     with pytest.raises(UserError, match="cannot be decoded .*data.on_bad_image=skip.*and 1 more of 17 tried"):
-        check(folder(spoilt))
+        preflight(folder(spoilt))
 
 
 def test_bad_files_are_skipped_and_counted_on_request(spoilt, caplog):
     data = folder(spoilt, "skip")
-    check(data)
+    preflight(data)
     assert "2 of 17 tried images cannot be decoded" in caplog.text
     labels = [data.train[i][1] for i in range(len(data.train))]
     for i, (path, own) in enumerate(data.train.reader.samples):
@@ -163,14 +157,14 @@ def test_bad_files_are_counted_over_loader_processes(spoilt):
 def test_dangling_links_are_bad_files(tmp_path):
     (make_folder(tmp_path) / "train" / "class0" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     with pytest.raises(UserError, match="gone.png cannot be decoded"):
-        check(folder(tmp_path))
+        preflight(folder(tmp_path))
 
 
 def test_bad_test_images_are_left_out_and_not_replaced(tmp_path):
     root = make_folder(tmp_path)
     (root / "val" / "class1" / "0.png").write_bytes(b"")
     with pytest.raises(UserError, match="val.class1.0.png cannot be decoded"):
-        check(folder(root))
+        preflight(folder(root))
     data = folder(root, "skip")
     assert [data.val[i][1] for i in range(6)] == [0, 0, -1, 1, 2, 2] and data.bad_images == 1
 
@@ -195,22 +189,3 @@ def test_the_paper_augmentation_runs_at_every_strength(name):
     for magnitude in range(11):
         options = dict(translate_const=10, img_mean=(124, 116, 104))
         assert auto_augment.AugmentOp(name, prob=1.0, magnitude=magnitude, hparams=options)(image).size == (24, 24)
-
-
-def test_batch_larger_than_the_data():
-    data = make_data("digits", None, 1, "raise")
-    with pytest.raises(UserError, match="engine.batch_size=2000 is more than the 1437 training images"):
-        check(data, 2000)
-    check(data, 1437)
-
-
-def test_odd_batch_with_mixing():
-    data = make_data("digits", None, 1, "raise")
-    with pytest.raises(UserError, match="gives 7 images per process; mixup and cutmix need an even number"):
-        check(data, 14, world_size=2, mixing=True)
-    check(data, 7)
-
-
-def test_batch_must_divide_by_the_processes():
-    with pytest.raises(UserError, match="multiple of the 3 processes"):
-        check(make_data("digits", None, 1, "raise"), 64, world_size=3)

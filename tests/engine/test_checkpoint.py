@@ -9,16 +9,89 @@ import torch
 
 from vit3 import files
 from vit3.engine import checkpoint
-from vit3.engine.checkpoint import load_checkpoint, save_checkpoint
+from vit3.engine.checkpoint import (
+    checkpoint_to_resume,
+    load_checkpoint,
+    run_of,
+    save_checkpoint,
+    save_update,
+    set_aside_later,
+    update_checkpoints,
+)
 from vit3.errors import UserError
 
 
 def test_round_trip_from_file_and_folder(tmp_path):
-    save_checkpoint({"epoch": 3, "state_dict": {"a": torch.ones(2)}}, tmp_path / "last.pt")
-    for path in (tmp_path, tmp_path / "last.pt"):
+    state = {"updates": 7, "epoch": 3, "position": 0, "state_dict": {"a": torch.ones(2)}}
+    file = save_update(state, tmp_path, keep=2)
+    for path in (tmp_path, file):
         state = load_checkpoint(path)
         assert state["epoch"] == 3 and torch.equal(state["state_dict"]["a"], torch.ones(2))
-    assert os.listdir(tmp_path) == ["last.pt"]
+    assert os.listdir(tmp_path / "checkpoints") == [file.name]
+
+
+def save(run, updates, keep=2, size=1000):
+    return save_update({"updates": updates, "epoch": 0, "position": 4 * updates, "w": torch.ones(size)}, run, keep)
+
+
+def test_the_last_k_are_kept(tmp_path):
+    paths = [save(tmp_path, updates) for updates in (9, 10, 11, 100)]
+    assert update_checkpoints(tmp_path) == [paths[3], paths[2]]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_newest_file_is_skipped_with_a_warning(tmp_path, caplog, damage):
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes({"cut": content[:-100], "flip": bytes(content), "empty": b""}[damage])
+    assert load_checkpoint(tmp_path)["updates"] == 1
+    assert f"skipped: {newest} is damaged" in caplog.text
+    with pytest.raises(UserError, match="damaged"):  # an explicit path is what it is
+        load_checkpoint(checkpoint_to_resume(str(newest), "x", None))
+
+
+def test_auto_resume_starts_new_and_continues_old(tmp_path):
+    with pytest.raises(UserError, match="resume=auto needs name=NAME"):
+        checkpoint_to_resume("auto", str(tmp_path), None)
+    assert checkpoint_to_resume("auto", str(tmp_path), "run") is None
+    (tmp_path / "run").mkdir()
+    path = save(tmp_path / "run", 5)
+    assert checkpoint_to_resume("auto", str(tmp_path), "run") == str(path)
+    with pytest.raises(UserError, match="no such run folder or checkpoint; resume=auto name=NAME"):
+        checkpoint_to_resume(str(tmp_path / "nowhere"), "x", None)
+
+
+def test_an_explicit_older_file_sets_later_ones_aside(tmp_path):
+    old, new = save(tmp_path, 1), save(tmp_path, 2)
+    assert run_of(old) == tmp_path and checkpoint_to_resume(str(old), "x", "y") == str(old)
+    set_aside_later(tmp_path, old)
+    assert update_checkpoints(tmp_path) == [old]
+    assert new.with_suffix(".pt.superseded").exists()
+
+
+def test_older_checkpoints_make_room_on_a_full_disk(tmp_path, monkeypatch):
+    kept = [save(tmp_path, updates, keep=9) for updates in (1, 2, 3)]
+    write = torch.save
+
+    def limited(state, file):
+        if len(update_checkpoints(tmp_path)) > 1:
+            raise OSError(28, "No space left on device")
+        write(state, file)
+
+    monkeypatch.setattr(checkpoint.torch, "save", limited)
+    newest = save(tmp_path, 4, keep=9)
+    assert update_checkpoints(tmp_path) == [newest, kept[2]]
+
+    def full(state, file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.torch, "save", full)
+    with pytest.raises(UserError, match="No space left"):
+        save(tmp_path, 5, keep=9)
+    monkeypatch.undo()
+    assert load_checkpoint(tmp_path)["updates"] == 4
 
 
 @pytest.mark.parametrize("failing", ["save", "fsync", "replace"])

@@ -1,23 +1,37 @@
-"""Processes: alone without variables, and no waiting for processes that nobody started."""
+"""Processes: alone without variables, together under a launcher, one GPU each."""
 
 from __future__ import annotations
 
-import random
+import os
+import socket
+import subprocess
+import sys
 
-import numpy as np
 import pytest
 import torch
 
-from vit3.engine.distributed import _environment, seed_everything, start_processes
+from tests.helpers import ROOT
+from vit3.engine.distributed import start_processes
 from vit3.errors import UserError
 
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "MASTER_ADDR")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "SLURM_", "SUBMITIT_")
+TORCHRUN = dict(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", MASTER_ADDR="a", MASTER_PORT="1")
+STEP = dict(
+    SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="1", SLURM_LOCALID="1", SLURM_JOB_ID="1", SLURM_JOB_NODELIST="n"
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def bare_shell(monkeypatch):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    for name in os.environ:
+        if name.startswith(LAUNCHERS):
+            monkeypatch.delenv(name)
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def test_bare_shell_is_one_process():
@@ -25,33 +39,80 @@ def test_bare_shell_is_one_process():
     assert processes.main and not processes.distributed and processes.device == torch.device("cpu")
 
 
-def test_torchrun_and_srun_are_seen(monkeypatch):
-    for name, value in dict(RANK=3, WORLD_SIZE=4, LOCAL_RANK=1).items():
-        monkeypatch.setenv(name, str(value))
-    assert _environment() == (1, 3, 4)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name)
-    for name, value in dict(SLURM_PROCID=5, SLURM_NTASKS=8, SLURM_LOCALID=1, MASTER_ADDR="node0").items():
-        monkeypatch.setenv(name, str(value))
-    assert _environment() == (1, 5, 8)
+def test_two_tasks_of_a_slurm_step_meet():
+    """No variable besides SLURM's, except the port, which may be taken here."""
+    code = """
+import torch
+from vit3.engine.distributed import start_processes, stop_processes
+from vit3.errors import UserError
+processes = start_processes("cpu", timeout_minutes=1)
+total = torch.tensor([processes.rank + 1.0])
+torch.distributed.all_reduce(total)
+def fail():
+    raise UserError("said by all")
+try:
+    processes.on_main(fail)
+except UserError as error:
+    print(processes.rank, processes.world_size, total.item(), processes.on_main(lambda: "shared"), error)
+stop_processes()
+"""
+    step = dict(SLURM_JOB_ID="1", SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NODELIST="localhost", MASTER_PORT=free_port())
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | step | dict(SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)),
+        )
+        for rank in range(2)
+    ]
+    said = [task.communicate(timeout=120)[0].strip() for task in tasks]
+    assert said == [f"{rank} 2 3.0 shared said by all" for rank in range(2)]
 
 
-def test_an_allocation_without_srun_is_one_process(monkeypatch):
-    monkeypatch.setenv("SLURM_NTASKS", "8")
-    assert _environment() == (0, 0, 1)
+def test_nobody_else_comes(monkeypatch):
+    step = dict(
+        SLURM_JOB_ID="1", SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="1", SLURM_LOCALID="1", MASTER_ADDR="127.0.0.1"
+    )
+    for name, value in (step | dict(MASTER_PORT=free_port())).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="process 1 of 2 did not meet the others at tcp://127.0.0.1:"):
+        start_processes("cpu", timeout_minutes=0.02)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Pretends that there are GPUs; sets how many and returns what was chosen."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **options: chosen.append(backend))
+
+    def pretend(count, **env):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        return chosen
+
+    return pretend
+
+
+@pytest.mark.parametrize(("count", "env", "index"), [(2, TORCHRUN, 1), (2, STEP, 1), (1, STEP, 0)])
+def test_every_process_has_its_gpu(gpus, count, env, index):
+    chosen = gpus(count, **env)
+    assert start_processes().device == torch.device("cuda", index)
+    assert chosen == [torch.device("cuda", index), "nccl"]
+
+
+@pytest.mark.parametrize(("count", "env"), [(1, TORCHRUN), (2, STEP | dict(SLURM_LOCALID="2"))])
+def test_more_processes_than_gpus(gpus, count, env):
+    gpus(count, **env)
+    with pytest.raises(UserError, match=rf"LOCAL_RANK={count}, but PyTorch sees {count} GPU.*nproc-per-node={count}"):
+        start_processes()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu():
     with pytest.raises(UserError, match="device=cuda, but PyTorch sees no GPU"):
         start_processes("cuda")
-
-
-def test_seeds_differ_by_process_and_epoch_and_repeat():
-    def draw(*key):
-        seed_everything(*key)
-        return random.random(), np.random.rand(), torch.rand(1).item()
-
-    draws = [draw(0, rank, epoch) for rank in range(3) for epoch in range(3)] + [draw(1, 0, 0)]
-    assert len({value for triple in draws for value in triple}) == 30
-    assert draw(0, 1, 2) == draws[5]

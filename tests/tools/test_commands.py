@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.helpers import ROOT
+from vit3.engine.checkpoint import update_checkpoints
 
 SHORT = (
     "engine.epochs=1", "engine.steps_per_epoch=3", "engine.batch_size=16", "optim.warmup_epochs=0",
@@ -49,6 +50,10 @@ def test_convert_says_what_is_wrong(tmp_path):
     assert result.returncode == 2 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
 
 
+def newest(run):
+    return update_checkpoints(run)[0]
+
+
 def test_two_processes_train_and_evaluate(tmp_path):
     """The same command under torchrun; raw and averaged weights with BatchNorm score as they do on one process."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -64,7 +69,7 @@ def test_two_processes_train_and_evaluate(tmp_path):
     record = json.loads((tmp_path / "r" / "metrics.jsonl").read_text())
     assert record["updates"] == 20 and json.loads((tmp_path / "r" / "summary.json").read_text())["world_size"] == 2
     for weights, key in (("raw", "val"), ("ema", "val_ema")):
-        last = f"checkpoint={tmp_path / 'r' / 'last.pt'}"
+        last = f"checkpoint={newest(tmp_path / 'r')}"
         alone = run("tools/eval.py", last, f"weights={weights}", "device=cpu", "batch_size=7")
         assert f"360 images: top-1 {record[key + '/top1']:.2f} %" in alone.stderr
         loss = float(alone.stderr.rsplit("loss ", 1)[1])

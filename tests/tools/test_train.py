@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 
 import pytest
 import torch
@@ -13,13 +14,13 @@ from vit3.tools.eval import run_eval
 from vit3.tools.train import train
 
 from tests.toy import compose_config, make_folder, short_run
-from vit3.engine.checkpoint import load_checkpoint
+from vit3.engine.checkpoint import load_checkpoint, update_checkpoints
 from vit3.engine.train import Trainer
 from vit3.errors import UserError
 
 RUN_FILES = {
-    "best.pt", "last.pt", "config.yaml", "environment.json", "metrics.jsonl", "summary.json", "curves.png",
-    "predictions.png",
+    "best_raw.pt", "best_ema.pt", "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "summary.json",
+    "curves.png", "predictions.png",
 }  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def test_checkpoint_carries_classes(finished):
 
 @pytest.mark.parametrize(("weights", "prefix"), [("raw", "val"), ("ema", "val_ema")])
 def test_eval_gives_the_logged_numbers(finished, caplog, weights, prefix):
-    line = evaluate(finished / "last.pt", caplog, f"weights={weights}")
+    line = evaluate(update_checkpoints(finished)[0], caplog, f"weights={weights}")
     record = records(finished)[-1]
     assert f"{weights} weights of epoch 2, 360 images" in line
     assert f"top-1 {record[prefix + '/top1']:.2f} %" in line and f"loss {record[prefix + '/loss']:.6f}" in line
@@ -105,23 +106,23 @@ def test_resume_at_an_epoch_is_the_same_run(tmp_path, monkeypatch):
 
 
 def stop_after_first_epoch(folder, ema, monkeypatch):
-    """A run of three epochs that breaks off in its second, with a line in its log that no checkpoint stands for."""
+    """A run of three epochs that breaks off in its second, with lines in its logs that no checkpoint stands for."""
 
     class Stop(Exception):
         pass
 
     original = Trainer._train_epoch
 
-    def stopping(self, epoch):
-        if epoch == 1:
+    def stopping(self, *args):
+        if self.place.epoch == 1:
             raise Stop
-        return original(self, epoch)
+        return original(self, *args)
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(Trainer, "_train_epoch", stopping)
         train(short_run(folder.parent, f"name={folder.name}", *ema, epochs=3))
     with open(folder / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"epoch": 1, "updates": 4}) + "\n")
+        file.write(json.dumps({"epoch": 1, "updates": 4}) + "\n" + '{"epoch": 2, "upd')
 
 
 @pytest.mark.parametrize(
@@ -169,8 +170,10 @@ def test_a_failing_start_leaves_no_folder(tmp_path):
 
 
 def test_loss_that_is_not_finite_stops_with_a_sentence(tmp_path):
-    with pytest.raises(UserError, match="the training loss was not finite in . steps of epoch"):
-        train(short_run(tmp_path, "optim.lr=1e30", "optim.clip_grad=null", "optim.min_lr=1e30", epochs=3))
+    explode = ("optim.lr=1e30", "optim.clip_grad=null", "optim.min_lr=1e30", "engine.max_bad_updates=3")
+    with pytest.raises(UserError, match="was not finite in 3 updates in a row, .*the weights of before are saved"):
+        train(short_run(tmp_path, "name=x", *explode, epochs=3))
+    assert load_checkpoint(tmp_path / "x")["bad"] == 3
 
 
 def test_folder_data_with_the_paper_augmentation(tmp_path, caplog):
@@ -182,17 +185,24 @@ def test_folder_data_with_the_paper_augmentation(tmp_path, caplog):
     train(cfg)
     record = records(tmp_path / "runs" / "f")[-1]
     assert math.isfinite(record["val/loss"])
-    line = evaluate(tmp_path / "runs" / "f" / "last.pt", caplog)
+    line = evaluate(tmp_path / "runs" / "f", caplog)
     assert "9 images" in line and f"loss {record['val/loss']:.6f}" in line
     only_val = make_folder(tmp_path / "only_val", classes=3, train=0, val=1)
     assert "3 images" in evaluate(tmp_path / "runs" / "f", caplog, f"data_root={only_val}")
-    other = make_folder(tmp_path / "other", classes=2)
-    with pytest.raises(UserError, match="has other classes than the checkpoint was trained for"):
+    shutil.rmtree(only_val / "val" / "class0")  # labels of the others must not shift
+    fewer = evaluate(tmp_path / "runs" / "f", caplog, f"data_root={only_val}")
+    assert "2 images" in fewer and "has no image of 1 of 3 classes (labels stay as they are): class0" in caplog.text
+    other = make_folder(tmp_path / "other", classes=4)
+    with pytest.raises(UserError, match="has classes that the network is not trained for: class3"):
         evaluate(tmp_path / "runs" / "f", caplog, f"data_root={other}")
 
 
 def test_training_starts_from_a_checkpoint(finished, tmp_path):
-    train(short_run(tmp_path, "name=s", f"model.checkpoint={finished / 'last.pt'}", "optim.lr=0", "optim.min_lr=0"))
+    train(
+        short_run(
+            tmp_path, "name=s", f"model.checkpoint={update_checkpoints(finished)[0]}", "optim.lr=0", "optim.min_lr=0"
+        )
+    )
     start, end = load_checkpoint(finished)["state_dict"], load_checkpoint(tmp_path / "s")["state_dict"]
     assert all(torch.equal(start[key], end[key]) for key in start)
 

@@ -1,4 +1,4 @@
-"""Images in folders, on timm's reader, with a stated policy for files that cannot be decoded."""
+"""Images by number, from any reader, with a stated policy for those that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from timm.data import ImageDataset
 
 from vit3.errors import UserError
 
+# What Pillow raises for files that are cut off, empty, no image or beyond its limit of pixels
+DECODE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _MODES = {1: "L", 3: "RGB"}
 _RETRIES = 50
 
@@ -22,7 +24,7 @@ class FolderImages(ImageDataset):
     -1, which :func:`vit3.engine.evaluate.evaluate` leaves out, so that no image counts twice.
 
     Args:
-        reader: timm reader (:func:`timm.data.create_dataset` builds it).
+        reader: timm reader: folders, shards on this machine or a Hugging Face data set.
         in_chans: 1 (grey) or 3 (RGB); palettes, CMYK and 16-bit images are converted.
         on_bad_image: ``raise`` or ``skip``.
         training: which of the two ways to go on.
@@ -35,9 +37,7 @@ class FolderImages(ImageDataset):
     """
 
     def __init__(self, reader, in_chans: int, on_bad_image: str, training: bool):
-        if in_chans not in _MODES:
-            raise UserError(f"data.in_chans={in_chans} is not possible for image files; use 1 (grey) or 3 (RGB)")
-        super().__init__(root=None, reader=reader, input_img_mode=_MODES[in_chans])
+        super().__init__(root=None, reader=reader, input_img_mode=image_mode(in_chans))
         self.skip, self.training = on_bad_image == "skip", training
         self.bad_images = multiprocessing.Value("q", 0)
 
@@ -56,8 +56,8 @@ class FolderImages(ImageDataset):
             file, target = self.reader[index]
             with file, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # corrupt metadata beside good pixels
-                return _converted(Image.open(file), self.input_img_mode), target
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                return converted(Image.open(file), self.input_img_mode), target
+        except DECODE_ERRORS as error:
             name = self.reader.filename(index, absolute=True)
             raise UserError(
                 f"{name} cannot be decoded ({error}); repair or remove it, or set data.on_bad_image=skip"
@@ -80,7 +80,18 @@ class FolderImages(ImageDataset):
         raise UserError(f"{_RETRIES} images in a row cannot be decoded; check the files under data.root")
 
 
-def _converted(image: Image.Image, mode: str) -> Image.Image:
+def image_mode(in_chans: int) -> str:
+    """Pillow's mode for 1 or 3 channels.
+
+    Raises:
+        UserError: another number.
+    """
+    if in_chans not in _MODES:
+        raise UserError(f"data.in_chans={in_chans} is not possible for image files; use 1 (grey) or 3 (RGB)")
+    return _MODES[in_chans]
+
+
+def converted(image: Image.Image, mode: str) -> Image.Image:
     """``image`` in ``mode``; 16-bit samples are scaled to 8 bit, which Pillow would clip to white."""
     if image.mode.startswith("I"):
         pixels = np.asarray(image).astype(np.int64)

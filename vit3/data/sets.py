@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from timm.data import create_dataset
-from timm.data.readers.img_extensions import get_img_extensions
 from torch.utils.data import Dataset
 
+from vit3.data.classes import note_order, some
 from vit3.data.digits import Digits
 from vit3.data.folder import FolderImages
+from vit3.data.hub import HubReader
+from vit3.data.image_folder import folder_reader
+from vit3.data.shards import is_remote, open_shards
+from vit3.data.stream import StreamedImages
 from vit3.errors import UserError
 
-DATA_NAMES = ("digits", "folder", "imagenet")
-_EXTENSIONS = " ".join(sorted(get_img_extensions()))
+DATA_NAMES = ("digits", "folder", "imagenet", "wds", "hfds")
+_ROOTS = {
+    "folder": "FOLDER with train/ and val/ in it",
+    "imagenet": "FOLDER with train/ and val/ in it",
+    "wds": "FOLDER with the shards in it",
+    "hfds": "FOLDER or the name of a data set on the Hugging Face hub",
+}
+_OPTIONS = {"wds": {"input_key", "target_key", "stream"}, "hfds": {"input_key", "target_key"}}
 
 
 @dataclass
@@ -36,79 +46,76 @@ class Data:
         return sum(counter.value for counter in counters if counter is not None)
 
 
-def make_data(name: str, root: str | None, in_chans: int, on_bad_image: str) -> Data:
-    """Open both splits of a data set.
+def make_data(
+    name: str, root: str | None, in_chans: int, on_bad_image: str, *,
+    train_split: str | None = None, val_split: str | None = None, input_key: str | None = None,
+    target_key: str | None = None, stream: bool = False,
+) -> Data:  # fmt: skip
+    """Open both splits of a data set; the training split decides the classes, the other is read by their names.
 
     Args:
-        name: ``digits``, ``folder`` or ``imagenet``.
-        root: folder that holds ``train`` and ``val`` (not for digits).
+        name: one of ``DATA_NAMES``.
+        root: folder that holds ``train`` and ``val``, or the shards, or a Hugging Face data set (not for digits).
         in_chans: channels of the images.
         on_bad_image: ``raise`` or ``skip``.
+        train_split, val_split: names of the splits in the data set; None for the usual ones.
+        input_key, target_key: where images and labels stand in shards and Hugging Face data sets; None for the usual.
+        stream: read training shards one after another instead of at random.
 
     Raises:
-        UserError: unknown name, missing folder, no image, class folders that are empty or differ between splits.
+        UserError: unknown name, missing folder, no image, an empty class folder in the training split, a class that
+            only the validation split has, or keys that this kind of data set does not have.
     """
-    train, val = (open_split(name, root, split, in_chans, on_bad_image) for split in ("train", "val"))
-    only_train = sorted(set(train.classes) - set(val.classes))
-    only_val = sorted(set(val.classes) - set(train.classes))
-    if only_train or only_val:
-        raise UserError(
-            f"data.root={root}: the class folders of train and val differ "
-            f"(only in train: {_some(only_train)}; only in val: {_some(only_val)}); make them the same"
-        )
-    return Data(train, val, train.classes)
+    keys = dict(input_key=input_key, target_key=target_key)
+    train = open_split(name, root, "train", in_chans, on_bad_image, wanted=train_split, stream=stream, **keys)
+    classes = tuple(train.classes)
+    note_order(classes)
+    val = open_split(name, root, "val", in_chans, on_bad_image, wanted=val_split, classes=classes, **keys)
+    return Data(train, val, classes)
 
 
-def open_split(name: str, root: str | None, split: str, in_chans: int, on_bad_image: str, key: str = "data.root"):
+def open_split(
+    name: str, root: str | None, split: str, in_chans: int, on_bad_image: str, key: str = "data.root", *,
+    classes: Sequence[str] | None = None, wanted: str | None = None, input_key: str | None = None,
+    target_key: str | None = None, stream: bool = False,
+) -> Dataset:  # fmt: skip
     """Open ``train`` or ``val`` of a data set; arguments as of :func:`make_data`.
 
     Args:
         key: what the user calls ``root``, for the sentences.
+        classes: the stored class map; labels are places in it. None takes the classes of this split.
+        wanted: the split's name in the data set.
+
+    Returns:
+        A map-style data set, or for training with ``stream`` or a remote ``root`` an iterable one, with ``classes``.
     """
+    if name not in DATA_NAMES:
+        raise UserError(f"data.name={name} is unknown; use one of: {', '.join(DATA_NAMES)}")
+    given = dict(input_key=input_key, target_key=target_key, stream=stream or None)
+    for option in given.keys() - _OPTIONS.get(name, set()):
+        if given[option] is not None:
+            raise UserError(f"data.{option}={given[option]} means nothing to data={name}; leave it out")
     if name == "digits":
         if in_chans != 1:
             raise UserError(f"data.in_chans={in_chans}: the digits have 1 channel")
+        if classes is not None and tuple(classes) != Digits.classes:
+            raise UserError(f"the digits have other classes than the network ({some(list(classes))}); use the same set")
         return Digits(split)
-    if name not in DATA_NAMES:
-        raise UserError(f"data.name={name} is unknown; use one of: {', '.join(DATA_NAMES)}")
     if not root:
-        raise UserError(f"{key} is not set; data={name} needs {key}=FOLDER with train/ and val/ in it")
-    reader = _reader(Path(root), split, key)
+        raise UserError(f"{key} is not set; data={name} needs {key}={_ROOTS[name]}")
+    place = dict(wanted=wanted, classes=classes, key=key)
+    keys = dict(input_key=input_key, target_key=target_key)
+    if name == "wds" and split == "train" and (stream or is_remote(root)):
+        return StreamedImages(root, in_chans, on_bad_image, **place, **keys)
+    if name == "wds":
+        reader = open_shards(root, split, **place, **keys)
+    elif name == "hfds":
+        reader = HubReader(root, split, **place, **keys)
+    else:
+        reader = folder_reader(Path(root), split, **place)
     images = FolderImages(reader, in_chans, on_bad_image, training=split == "train")
     if name == "imagenet" and len(images.classes) != 1000:
         raise UserError(
             f"{key}={root} holds {len(images.classes)} classes, ImageNet-1K has 1000; use data=folder for other sets"
         )
     return images
-
-
-def _reader(root: Path, split: str, key: str):
-    """timm's reader of ROOT/split/CLASS/...; a class is the first level of folders, as in ImageFolder."""
-    if not root.is_dir():
-        raise UserError(f"{key}={root} is no folder; set {key} to the folder that holds train/ and val/")
-    names = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}[split]
-    folder = next((root / name for name in names if (root / name).is_dir()), None)
-    if folder is None:
-        raise UserError(f"{key}={root} has no folder {split}/; expected {split}/CLASS/image below it")
-    try:
-        reader = create_dataset("", root=str(folder), split=split, search_split=False).reader
-    except RuntimeError as error:  # timm: no images
-        raise UserError(f"{folder} holds no image ({_EXTENSIONS}); expected {split}/CLASS/image") from error
-    paths = [Path(path).relative_to(folder).parts for path, _ in reader.samples]
-    flat = [parts[0] for parts in paths if len(parts) < 2]
-    if flat:
-        raise UserError(f"{folder} has images outside of class folders ({_some(flat)}); expected {split}/CLASS/image")
-    folders = {entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
-    if empty := sorted(folders - {parts[0] for parts in paths}):
-        raise UserError(
-            f"{folder}: class folders without an image ({_EXTENSIONS}): {_some(empty)}; fill or remove them"
-        )
-    # timm names a class by the last folder of a path, which merges CLASS_A/part1 and CLASS_B/part1
-    reader.class_to_idx = {name: i for i, name in enumerate(sorted({parts[0] for parts in paths}))}
-    reader.samples = [(path, reader.class_to_idx[parts[0]]) for (path, _), parts in zip(reader.samples, paths)]
-    return reader
-
-
-def _some(names: list[str]) -> str:
-    """The first few of ``names``, for a sentence."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "none"

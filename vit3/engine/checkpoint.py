@@ -143,9 +143,7 @@ def checkpoint_to_resume(resume: str | None, output: str, name: str | None) -> s
         return str(_newest(folder)[0]) if update_checkpoints(folder) else None
     path = Path(resume)
     if not path.exists():
-        raise UserError(
-            f"resume={resume}: no such run folder or checkpoint; use resume=auto with name=NAME to start one"
-        )
+        raise UserError(f"resume={resume}: no such run folder or checkpoint; resume=auto name=NAME starts one")
     return str(_newest(path)[0] if path.is_dir() else path)
 
 

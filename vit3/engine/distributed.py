@@ -1,15 +1,17 @@
-"""Processes: one without any environment variable, many under torchrun or srun, with the same command."""
+"""Processes: one without any environment variable, many under torchrun, srun or submitit, with the same command."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from vit3.engine.place import Place, find_place
 from vit3.errors import UserError
 
 
@@ -58,26 +60,29 @@ class Processes:
         return type(number)(box.item())
 
 
-def start_processes(device: str = "auto") -> Processes:
-    """Join the processes that torchrun (or srun) started, or be the only one.
+def start_processes(device: str = "auto", *, timeout_minutes: float = 30) -> Processes:
+    """Join the processes that torchrun, srun or submitit started, or be the only one.
 
     Args:
         device: ``auto`` (a GPU if there is one), ``cpu`` or ``cuda``.
+        timeout_minutes: how long one process waits for the others, here and in every exchange. The default lets one
+            index a slow file system meanwhile, and ends a run within the hour when a machine dies.
 
     Raises:
-        UserError: ``cuda`` is wanted and there is none.
+        UserError: ``cuda`` is wanted and there is none, or no GPU of its own; the environment is inconsistent; the
+            others do not come.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda, but PyTorch sees no GPU here; use device=cpu, or install a CUDA build of torch")
-    local_rank, rank, world_size = _environment()
-    chosen = torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu")
+    place = find_place(os.environ)
+    chosen = torch.device("cuda", _gpu_of(place)) if device == "cuda" else torch.device("cpu")
     if device == "cuda":
         torch.cuda.set_device(chosen)
-    if world_size > 1:
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=world_size)
-    return Processes(chosen, rank, world_size)
+    if place.world_size > 1 and not dist.is_initialized():  # Ray Train has made the group already
+        _meet(place, "nccl" if device == "cuda" else "gloo", timeout_minutes)
+    return Processes(chosen, place.rank, place.world_size)
 
 
 def stop_processes() -> None:
@@ -86,14 +91,29 @@ def stop_processes() -> None:
         dist.destroy_process_group()
 
 
-def _environment() -> tuple[int, int, int]:
-    """(local rank, rank, world size): torchrun's variables, else srun's, else alone.
+def _gpu_of(place: Place) -> int:
+    count = torch.cuda.device_count()
+    if place.local_rank < count:
+        return place.local_rank
+    if place.one_gpu_each and count == 1:  # --gpus-per-task=1; two processes on one GPU are NCCL's error to report
+        return 0
+    raise UserError(
+        f"LOCAL_RANK={place.local_rank}, but PyTorch sees {count} GPU{'' if count == 1 else 's'} on this machine; "
+        f"start {count} processes on it (--nproc-per-node={count}), or use device=cpu"
+    )
 
-    SLURM_NTASKS alone is no sign of srun: it is set in an salloc shell too, where waiting for others would hang.
-    """
-    env = os.environ
-    if "RANK" in env and "WORLD_SIZE" in env:
-        return int(env.get("LOCAL_RANK", 0)), int(env["RANK"]), int(env["WORLD_SIZE"])
-    if "SLURM_PROCID" in env and "MASTER_ADDR" in env:
-        return int(env.get("SLURM_LOCALID", 0)), int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
-    return 0, 0, 1
+
+def _meet(place: Place, backend: str, minutes: float) -> None:
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=place.meeting,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timedelta(minutes=minutes),
+        )
+    except dist.DistError as error:
+        raise UserError(
+            f"process {place.rank} of {place.world_size} did not meet the others at {place.meeting} within {minutes:g} "
+            f"minutes; did all start, and is that port free? ({str(error).strip().splitlines()[0]})"
+        ) from error

@@ -14,7 +14,7 @@ from vit3.engine.precision import autocast
 from vit3.engine.progress import progress
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference tensors would stay in a sharded model
 def evaluate(
     model: nn.Module,
     loader,

@@ -1,22 +1,24 @@
 """Parameters, gradients and optimiser state spread over all processes (PyTorch's ``fully_shard``), beside DDP.
 
-Order of calls; each step does the plain thing where nothing is sharded, so one training loop serves all:
+Order of calls; each does the plain thing where nothing is sharded, so one training loop serves all:
 
-1. ``task = ClassificationTask(model)``; ``task.trainable_module_ema = LocalEma(model, decay)``, which copies: before 2
-2. ``shard(model, device)``, ``shard(task.trainable_module_ema.module, device)``; no ``prepare_distributed``
+1. the task; ``task.trainable_module_ema = LocalEma(model, ...)``, for a sharded model cannot be copied; compilation
+2. ``shard(model, device)`` and ``shard(task.trainable_module_ema, device)``, in place of ``task.prepare_distributed``
 3. the optimiser, for sharding replaces the parameters
-4. ``load_model`` (also of the moving average), ``load_optimizer``
+4. ``load_model`` (of the moving average too), ``load_optimizer``
 5. each step: ``with synchronise(task, last): backward``, ``gradient_norm``, ``optimizer.step()``, ``task.update_ema()``
 6. ``whole(...)`` in *every* process, then the main one saves: plain full tensors, for any number of processes
 
-Every forward pass of a sharded model gathers its parameters, so all processes must do the same number of them, in
-evaluation too; what one process does alone (pictures, predictions) needs a plain model with :func:`whole`'s tensors.
+Every forward pass of a sharded model gathers its parameters, so all processes must do equally many, in evaluation too;
+what one process does alone (pictures, predictions) needs a plain model with the tensors of :func:`whole`. Evaluate
+under ``no_grad``: parameters gathered under ``inference_mode`` break the next training step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from itertools import chain
 from typing import Any
 
@@ -30,6 +32,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from vit3.errors import UserError
+
 
 def shard(model: nn.Module, device: torch.device) -> nn.Module:
     """Spread the parameters of ``model`` over all processes, in place; alone, nothing happens.
@@ -39,20 +43,40 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
     autocast narrows them.
 
     Args:
-        device: where the model is and computes.
+        model: it may be compiled, or a moving average. device: where it is and computes.
 
     Returns:
         ``model``. It cannot be copied any more, and runs by calling it, not its parts.
+
+    Raises:
+        UserError: the processes' backend does not average (see :func:`_check_average`).
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return model
-    model.to(memory_format=torch.contiguous_format)  # FSDP2 refuses others; activations may still be channels_last
-    for tensor in chain(model.parameters(), model.buffers()):
+    _check_average(device)
+    root = unwrap_model(model)
+    root.to(memory_format=torch.contiguous_format)  # fully_shard refuses others; images may still be channels_last
+    for tensor in chain(root.parameters(), root.buffers()):
         dist.broadcast(tensor.detach(), src=0)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for module in [*reversed(_blocks(model)), model]:  # inner ones first
+    for module in [*reversed(_blocks(root)), root]:  # inner ones first
         fully_shard(module, mesh=mesh, shard_placement_fn=_placement)
     return model
+
+
+def _check_average(device: torch.device) -> None:
+    """Make sure that gradients are averaged: gloo refused that once, then summed (pytorch/pytorch issue 162338)."""
+    size = dist.get_world_size()
+    mean, ones = torch.zeros(1, device=device), torch.ones(size, device=device)
+    try:
+        dist.reduce_scatter_tensor(mean, ones, op=dist.ReduceOp.AVG)
+    except (RuntimeError, ValueError):
+        pass
+    if mean.item() != 1:
+        raise UserError(
+            f"{dist.get_backend()} of torch {torch.__version__} does not average, which sharding needs; "
+            "use GPUs, a newer torch, or no sharding"
+        )
 
 
 def _placement(parameter: nn.Parameter) -> Shard:
@@ -95,7 +119,9 @@ def whole(tree: Any, device: torch.device | str | None = None) -> Any:
         device: where to put each tensor at once, so that ``"cpu"`` asks a GPU for one full tensor at a time.
     """
     if isinstance(tree, dict):
-        return type(tree)((key, whole(value, device)) for key, value in tree.items())
+        new = copy(tree)  # keeps the versions that a state dict carries
+        new.update({key: whole(value, device) for key, value in tree.items()})
+        return new
     if isinstance(tree, (list, tuple)):
         return type(tree)(whole(value, device) for value in tree)
     if isinstance(tree, Tensor):
@@ -107,8 +133,10 @@ def whole(tree: Any, device: torch.device | str | None = None) -> Any:
 def load_model(model: nn.Module, state: dict[str, Tensor], strict: bool = True):
     """``model.load_state_dict`` of full tensors, spread as the model's own are; of one state in all processes."""
     model = unwrap_model(model)
-    own = model.state_dict()
-    return model.load_state_dict({name: _spread(value, own.get(name)) for name, value in state.items()}, strict=strict)
+    if is_sharded(model):
+        own = model.state_dict()
+        state = {name: _spread(value, own.get(name)) for name, value in state.items()}
+    return model.load_state_dict(state, strict=strict)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -132,6 +160,8 @@ def _spread(value: Any, like: Tensor | None) -> Any:
 
 def synchronise(model: nn.Module, last: bool) -> AbstractContextManager:
     """Context of one backward pass of several that add up: gradients are averaged over processes in the last alone.
+
+    Until then each process keeps whole gradients, of a sharded model too.
 
     Args:
         model: of any kind, or timm's task around it.

@@ -34,6 +34,7 @@ class Place:
 
     Attributes:
         epoch: the one at work, from 0. position: images of it that are used up.
+        lr: learning rate of its first update, the largest of all parameters.
         loss_sums, images: losses of its updates so far times their images, and these images.
         best: of ``raw`` and ``ema`` weights each the epoch and top-1. record: numbers of the last finished epoch.
         seconds: of training and evaluation. bad_images: skipped so far.
@@ -41,6 +42,7 @@ class Place:
 
     epoch: int = 0
     position: int = 0
+    lr: float = 0.0
     loss_sums: dict[str, float] = field(default_factory=dict)
     images: int = 0
     best: dict[str, Any] = field(default_factory=dict)
@@ -154,13 +156,14 @@ class Trainer:
                 after_epoch()
         return self._summary()
 
-    def _train_epoch(self, run: RunFolder, tracker, stop: StopRequest, started: float) -> dict[str, float]:
-        """Updates from where the epoch is to its end; returns learning rate and images per second."""
+    def _train_epoch(self, run: RunFolder, tracker, stop: StopRequest, started: float) -> float:
+        """Updates from where the epoch is to its end; returns images per second."""
         place, updater, plan = self.place, self.updater, self.batches.plan
         self.task.train()
         for module in self.frozen:
             module.eval()
-        lr = _lr(updater.optimizer)
+        if place.position == 0:
+            place.lr = _lr(updater.optimizer)
         used, title = place.position, f"epoch {place.epoch + 1}/{self.epochs}"
         with progress(title, plan.updates_from(place.position), self.processes.main) as advance:
             batches = self.batches.epoch(place.epoch, place.position)
@@ -188,7 +191,7 @@ class Trainer:
                 updater.profile.update_done()
                 self._save_or_stop(run, stop, outcome.flags, started)
         seconds = time.perf_counter() - started
-        return {"lr": lr, "images_per_s": round((place.position - used) / seconds, 1)}
+        return round((place.position - used) / seconds, 1)
 
     def _save_or_stop(self, run: RunFolder, stop: StopRequest, flags: list[float], started: float) -> None:
         if not any(flags):
@@ -229,14 +232,15 @@ class Trainer:
             scores |= {f"{prefix}/{name}": value for name, value in result.items()}
         return scores
 
-    def _record(self, rate: dict[str, float], scores: dict[str, float]) -> dict[str, Any]:
+    def _record(self, rate: float, scores: dict[str, float]) -> dict[str, Any]:
         """The epoch's line of ``metrics.jsonl``."""
         place, counts = self.place, self.updater.counts
         place.bad_images = self._bad_images_before + self.processes.total(self.bad_images())
         losses = (
             {f"train/{name}": total / place.images for name, total in place.loss_sums.items()} if place.images else {}
         )
-        record = {"epoch": place.epoch, "updates": counts.updates, **rate, **losses, **scores}
+        record = {"epoch": place.epoch, "updates": counts.updates, "lr": place.lr, **losses, **scores}
+        record["images_per_s"] = rate
         record["seconds"] = round(place.seconds, 2)
         left_out = {"bad_updates": counts.bad, "scale_skips": counts.scale_skips, "bad_images": place.bad_images}
         return record | {name: number for name, number in left_out.items() if number}

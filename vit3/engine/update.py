@@ -114,7 +114,7 @@ class Updater:
         if share.first:
             self.optimizer.zero_grad()
             self._passes, self._losses = [], {}
-            self._statistics_before = [buffer.clone() for buffer in self._statistics]
+            self._buffers_before = [buffer.clone() for buffer in self.model.buffers()]
         self._passes.append(share)
         with self._phase("forward and backward"), synchronise(self.task, share.last):
             result = self._forward(epoch, share, images, target)
@@ -188,7 +188,7 @@ class Updater:
         self.scaler.step(self.optimizer)  # without gradients: only the scale learns of it
         self.scaler.update()
         with torch.no_grad():
-            for buffer, before in zip(self._statistics, self._statistics_before):
+            for buffer, before in zip(self.model.buffers(), self._buffers_before):
                 buffer.copy_(before)
         if sentence and self.counts.bad_in_row >= self.max_bad:
             raise NotFinite(sentence)

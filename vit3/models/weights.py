@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from vit3.files import replacing
+from vit3.models.heads import reorder_head
 from vit3.models.unpickle import WeightsError, read_checkpoint
+
+logger = logging.getLogger(__name__)
 
 # Where checkpoints keep their weights, best first; the EMA copy is taken only on request.
 _RAW_KEYS = ("state_dict", "model")
@@ -73,15 +77,7 @@ def read_tensors(path: str | Path, ema: bool = False) -> dict[str, Tensor]:
         FileNotFoundError: no such file.
         WeightsError: the file is unreadable, or holds no weights of the wanted kind.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    if path.suffix == ".safetensors":
-        try:
-            return strip_prefixes(safetensors.torch.load_file(path))
-        except safetensors.SafetensorError as error:
-            raise WeightsError(f"{path} is not a readable safetensors file ({error})") from error
-    return strip_prefixes(_state_dict(read_checkpoint(path), path, ema))
+    return _read(Path(path), ema)[0]
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
@@ -111,12 +107,20 @@ def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
 
 
-def load_weights(model: nn.Module, path: str | Path, *, ema: bool = False, minimum: float = 0.95) -> LoadReport:
+def load_weights(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    ema: bool = False,
+    minimum: float = 0.95,
+    classes: Sequence[str] | None = None,
+) -> LoadReport:
     """Load a file into a model; a classifier of another size keeps its fresh weights, all else has to fit.
 
     Args:
         model: with timm's ``get_classifier``. path: see :func:`read_tensors`. ema: take the moving average.
         minimum: fraction of the model without its classifier that must match, 0 to 1.
+        classes: names of the model's classes; where the file names its own, rows of the classifier go by name.
 
     Returns:
         The report over the whole model.
@@ -124,10 +128,14 @@ def load_weights(model: nn.Module, path: str | Path, *, ema: bool = False, minim
     Raises:
         FileNotFoundError, WeightsError: no such file, unreadable, or too little of it fits.
     """
-    tensors = read_tensors(path, ema=ema)
+    tensors, named = _read(Path(path), ema)
     classifier = model.get_classifier()
-    head = {name for name, module in model.named_modules() if module is classifier}
-    head = {f"{name}.{leaf}" for name in head for leaf in ("weight", "bias")}
+    heads = {name for name, module in model.named_modules() if module is classifier}
+    if named is not None and classes is not None:
+        for head in heads:
+            tensors, sentence = reorder_head(tensors, head, list(named), list(classes))
+            logger.info("%s: %s", path, sentence)
+    head = {f"{name}.{leaf}" for name in heads for leaf in ("weight", "bias")}
     body = {name: value for name, value in tensors.items() if name not in head}
     match(body, model, ignore=head).require(minimum, str(path))
     report = match(tensors, model)
@@ -146,6 +154,20 @@ def match(tensors: Mapping[str, Tensor], model: nn.Module, ignore: Collection[st
         reshaped=[name for name, fits in same.items() if not fits],
         sizes={name: value.numel() for name, value in own.items()},
     )
+
+
+def _read(path: Path, ema: bool) -> tuple[dict[str, Tensor], Sequence[str] | None]:
+    """The weights of a file and, if it names them, its classes in the order of their labels."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    if path.suffix == ".safetensors":
+        try:
+            return strip_prefixes(safetensors.torch.load_file(path)), None
+        except safetensors.SafetensorError as error:
+            raise WeightsError(f"{path} is not a readable safetensors file ({error})") from error
+    checkpoint = read_checkpoint(path)
+    classes = checkpoint.get("classes") if isinstance(checkpoint, Mapping) else None
+    return strip_prefixes(_state_dict(checkpoint, path, ema)), classes
 
 
 def _state_dict(checkpoint, path: Path, ema: bool) -> dict[str, Tensor]:
