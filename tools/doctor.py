@@ -48,7 +48,7 @@ def examine(cfg: DictConfig) -> list[Check]:
     model = None
     if data is not None:
         model = check(
-            "model", lambda: build_model(run_cfg, len(data.classes)),
+            "model", lambda: build_model(run_cfg, data.classes),
             lambda m: f"{run_cfg.model.name}: {sum(p.numel() for p in m.parameters()):,} parameters",
         )  # fmt: skip
     if model is None or processes is None:
@@ -72,7 +72,7 @@ def examine(cfg: DictConfig) -> list[Check]:
         check("go on", lambda: check_resumable(places[1], dataclasses.asdict(run_cfg), data.classes), describe)
     # before the trainer, which wraps and moves the model
     where = dict(device=processes.device, world_size=processes.world_size, resumed=resumed)
-    about_run = run_checks(run_cfg, model, data.classes, facts, **where)
+    about_run = run_checks(run_cfg, model, facts, **where)
     check("learning", lambda: build_trainer(run_cfg, data, model, plan, facts, processes), lambda _: (
         f"task {run_cfg.task.name}, optimiser {run_cfg.optim.opt}, schedule {run_cfg.optim.sched}, transforms"
     ))  # fmt: skip
@@ -86,9 +86,9 @@ def find_checkpoint(cfg: TrainConfig) -> tuple[str | None, dict | None]:
 
 
 def describe_data(data) -> str:
-    """Counts of both splits; that their classes are the same is a condition of opening them."""
+    """Counts of both splits; a test split with classes of its own could not have been opened."""
     counts = [f"{len(split):,}" if hasattr(split, "__len__") else "streamed" for split in (data.train, data.val)]
-    return f"{counts[0]} training and {counts[1]} test images, {len(data.classes)} classes, the same in both"
+    return f"{counts[0]} training and {counts[1]} test images, {len(data.classes)} classes, labels by their names"
 
 
 def describe_batch(cfg: TrainConfig, d) -> str:

@@ -89,7 +89,8 @@ def data_facts(cfg: PlanConfig) -> tuple[int, int]:
         if d.name in KNOWN:
             known = KNOWN[d.name]
         elif d.root:
-            split = open_split(d.name, d.root, "train", d.in_chans, d.on_bad_image)
+            keys = dict(wanted=d.train_split, input_key=d.input_key, target_key=d.target_key, stream=d.stream)
+            split = open_split(d.name, d.root, "train", d.in_chans, d.on_bad_image, **keys)
             known = len(split), len(split.classes)
         else:
             raise UserError(f"data={d.name} says nothing of its size; give images=N and classes=K, or data.root=FOLDER")
@@ -125,7 +126,7 @@ class _Parts:
     def __init__(self, cfg: PlanConfig, images: int, classes: int, processes: Processes):
         self.cfg, self.classes = cfg, classes
         self.mixes = cfg.augment.mixup > 0 or cfg.augment.cutmix > 0
-        self.model = build_model(cfg, classes)
+        self.model = build_model(cfg, range(classes))
         self.derived = derive(cfg, build_plan(cfg, images, 1, self.model))
         self.task = build_task(cfg, self.model, self.derived, processes)
         if hasattr(self.task, "start_epoch"):
@@ -167,7 +168,7 @@ def plan(cfg: DictConfig) -> None:
     run = read(cfg)
     images, classes = data_facts(run)
     memory = count_memory(run, images, classes)
-    model = build_model(run, classes)
+    model = build_model(run, range(classes))
     found = rows(run, images, memory, None, model)
     rate, measured = run.images_per_s, None
     fitting = [row for row in found if row.per_pass]

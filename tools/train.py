@@ -70,7 +70,7 @@ def train(cfg: DictConfig) -> None:
         if processes.main:
             print_groups(model, trainer.updater.optimizer)
         return
-    before_first_step(run_cfg, model, data.classes, facts, processes, place)
+    before_first_step(run_cfg, model, facts, processes, place)
     run = processes.on_main(lambda: open_run(run_cfg, composed, place))
     announce(run_cfg, run, facts, processes)
     if state is not None:

@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 def run_checks(
     cfg: TrainConfig,
     model: nn.Module,
-    classes: tuple[str, ...],
     facts: dict[str, Any],
     *,
     device: torch.device,
@@ -37,7 +36,6 @@ def run_checks(
         run.packages(cfg),
         run.precision(cfg, device),
         run.backend(cfg, model, device),
-        run.start_classes(cfg, classes),
         run.average(cfg, facts["ema_decay"], facts["updates"]),
         run.workers(cfg, world_size),
         run.shared_memory(cfg, facts["batch_per_process"], world_size),
@@ -49,7 +47,6 @@ def run_checks(
 def before_first_step(
     cfg: TrainConfig,
     model: nn.Module,
-    classes: tuple[str, ...],
     facts: dict[str, Any],
     processes: Processes,
     resumed: str | None = None,
@@ -64,7 +61,7 @@ def before_first_step(
     where = dict(device=processes.device, world_size=processes.world_size, resumed=resumed)
 
     def look() -> None:
-        checks = run_checks(cfg, model, classes, facts, **where)
+        checks = run_checks(cfg, model, facts, **where)
         for check in checks:
             if check.status == WARNING:
                 logger.warning(check.sentence)

@@ -6,7 +6,6 @@ import netrc
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlparse
 
 import torch
@@ -16,7 +15,7 @@ from vit3.config import TrainConfig
 from vit3.doctor.check import FAIL, OK, WARNING, Check
 from vit3.doctor.machine import OPTIONAL, cores, installed
 from vit3.doctor.sizes import checkpoint_bytes
-from vit3.engine.checkpoint import best_checkpoint, run_of, update_checkpoints
+from vit3.engine.checkpoint import run_of, update_checkpoints
 from vit3.mixers import TTT
 from vit3.ops.backend import implementation
 
@@ -53,7 +52,13 @@ def backend(cfg: TrainConfig, model: nn.Module, device: torch.device) -> Check:
 
 def packages(cfg: TrainConfig) -> Check:
     """Packages that the configuration asks for."""
-    wanted = {"wandb": cfg.logger.wandb is not None, "triton": cfg.mixer.backend == "triton"}
+    wanted = {
+        "wandb": cfg.logger.wandb is not None,
+        "tensorboard": cfg.logger.tensorboard,
+        "datasets": cfg.data.name == "hfds",
+        "webdataset": cfg.data.name == "wds" and cfg.data.stream,
+        "triton": cfg.mixer.backend == "triton",
+    }
     asked = [name for name, needed in wanted.items() if needed]
     missing = [name for name in asked if installed(name) is None]
     if missing:
@@ -64,7 +69,7 @@ def packages(cfg: TrainConfig) -> Check:
 
 def workers(cfg: TrainConfig, world_size: int) -> Check:
     """Loader processes of this machine against its cores."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    here = _on_this_machine(world_size)
     wanted, available = cfg.data.workers * here, cores()
     detail = f"data.workers={cfg.data.workers} x {here} processes = {wanted} loader processes on {available} cores"
     if wanted > available:
@@ -76,7 +81,7 @@ def shared_memory(cfg: TrainConfig, batch_per_process: int, world_size: int) -> 
     """Batches on their way from loader processes against /dev/shm, whose end is a bus error in an epoch's midst."""
     if cfg.data.workers == 0 or not _SHM.is_dir():
         return Check("shared memory", OK, "not used")
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    here = _on_this_machine(world_size)
     image = cfg.data.in_chans * cfg.data.img_size[0] * cfg.data.img_size[1]  # one byte a value
     needed, free = here * cfg.data.workers * _PREFETCH * batch_per_process * image, shutil.disk_usage(_SHM).free
     detail = f"{_SHM} has {_gb(free)} free, batches on their way need up to {_gb(needed)}"
@@ -108,38 +113,6 @@ def disk(cfg: TrainConfig, model: nn.Module, resumed: str | None = None) -> Chec
     return Check("disk", OK, detail)
 
 
-def start_classes(cfg: TrainConfig, classes: tuple[str, ...]) -> Check:
-    """Class names in ``model.checkpoint`` against those of the data: does its classifier speak of the same things?"""
-    if not cfg.model.checkpoint:
-        return Check("start", OK, "pretrained weights" if cfg.model.pretrained else "from scratch")
-    path = Path(cfg.model.checkpoint)
-    path = best_checkpoint(path) if path.is_dir() else path
-    stored = _stored_classes(path)
-    if stored is None:
-        return Check("start", OK, f"{path} holds no class names")
-    key = f"model.checkpoint={cfg.model.checkpoint}"
-    if len(stored) != len(classes):
-        return Check("start", OK, f"{key} knew {len(stored)} classes, the data has {len(classes)}: a fresh classifier")
-    if stored != list(classes):
-        if sorted(stored) == sorted(classes):
-            return Check("start", WARNING, f"{key} has the classes of the data in another order",
-                         "its classifier begins with wrong names: give the data folders their old names")  # fmt: skip
-        return Check("start", WARNING, f"{key} has as many classes as the data, but others ({stored[0]}, … against "
-                     f"{classes[0]}, …)", "its classifier is loaded and has to be learnt anew")  # fmt: skip
-    return Check("start", OK, f"{key}: the same {len(stored)} classes in the same order")
-
-
-def _stored_classes(path: Path) -> list[str] | None:
-    if path.suffix == ".safetensors":
-        return None
-    try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # tensors are not read
-    except Exception:  # not ours, and no matter: the loader of weights has read it, or has said why not
-        return None
-    found = state.get("classes") if isinstance(state, dict) else None
-    return list(found) if found else None
-
-
 def average(cfg: TrainConfig, decay: float | None, updates: int) -> Check:
     """How much of its start is left in the moving average at the end of the run."""
     if decay is None:
@@ -169,6 +142,12 @@ def _in_netrc(host: str | None) -> bool:
         return bool(host and netrc.netrc().authenticators(host))
     except (OSError, netrc.NetrcParseError):
         return False
+
+
+def _on_this_machine(world_size: int) -> int:
+    """Processes of this run on this machine, as torchrun or Slurm says; all of them where neither does."""
+    said = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"))
+    return next((min(world_size, int(text)) for text in said if text and text.isdigit()), world_size)
 
 
 def _gb(size: float) -> str:
