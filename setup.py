@@ -54,6 +54,8 @@ setup(
             "vit3-train=vit3.tools.train:main",
             "vit3-eval=vit3.tools.eval:main",
             "vit3-convert=vit3.tools.convert:main",
+            "vit3-doctor=vit3.tools.doctor:main",
+            "vit3-plan=vit3.tools.plan:main",
             "vit3-selftest=vit3.tools.selftest:main",
             "vit3-benchmark=vit3.tools.benchmark:main",
         ]

@@ -19,6 +19,7 @@ from vit3.analysis.plots import plot_curves, plot_predictions
 from vit3.build import build_data, build_model, build_plan, build_tracker, build_trainer, derive
 from vit3.cli import overrides, run_tool
 from vit3.config import TrainConfig, typed
+from vit3.doctor import before_first_step
 from vit3.engine.checkpoint import (
     best_checkpoint,
     changed_keys,
@@ -69,6 +70,7 @@ def train(cfg: DictConfig) -> None:
         if processes.main:
             print_groups(model, trainer.updater.optimizer)
         return
+    before_first_step(run_cfg, model, facts, processes, place)
     run = processes.on_main(lambda: open_run(run_cfg, composed, place))
     announce(run_cfg, run, facts, processes)
     if state is not None:

@@ -331,6 +331,39 @@ def build_schedule(cfg: TrainConfig, optimizer: torch.optim.Optimizer, derived: 
     return schedule
 
 
+def build_updater(
+    cfg: TrainConfig,
+    task: TrainingTask,
+    optimizer: torch.optim.Optimizer,
+    derived: Derived,
+    batches: TrainLoader | None,
+    processes: Processes,
+    num_classes: int,
+) -> Updater:
+    """What takes the updates.
+
+    Args:
+        batches: where a bad update's batch is read again from; None where no update can be bad, as in timing.
+
+    Raises:
+        UserError: the schedule cannot be built.
+    """
+    return Updater(
+        task=task,
+        optimizer=optimizer,
+        schedule=build_schedule(cfg, optimizer, derived),
+        batches=batches,
+        processes=processes,
+        seed=cfg.engine.seed,
+        amp=cfg.engine.amp,
+        clip_grad=cfg.optim.clip_grad,
+        channels_last=cfg.engine.channels_last,
+        ema_warmup=cfg.engine.ema_warmup,
+        max_bad=cfg.engine.max_bad_updates,
+        mix=_build_mix(cfg, num_classes),
+    )
+
+
 def build_trainer(
     cfg: TrainConfig, data: Data, model: nn.Module, plan: BatchPlan, facts: dict[str, Any], processes: Processes
 ) -> Trainer:
@@ -346,20 +379,7 @@ def build_trainer(
     task = build_task(cfg, model, derived, processes)
     optimizer = build_optimizer(cfg, model, derived)  # after the task: sharding replaces parameters
     batches = build_train_loader(cfg, data.train, plan, processes)
-    updater = Updater(
-        task=task,
-        optimizer=optimizer,
-        schedule=build_schedule(cfg, optimizer, derived),
-        batches=batches,
-        processes=processes,
-        seed=cfg.engine.seed,
-        amp=cfg.engine.amp,
-        clip_grad=cfg.optim.clip_grad,
-        channels_last=cfg.engine.channels_last,
-        ema_warmup=cfg.engine.ema_warmup,
-        max_bad=cfg.engine.max_bad_updates,
-        mix=_build_mix(cfg, len(data.classes)),
-    )
+    updater = build_updater(cfg, task, optimizer, derived, batches, processes, len(data.classes))
     return Trainer(
         updater=updater,
         batches=batches,

@@ -162,6 +162,18 @@ class EvalConfig:
     predictions: Optional[str]
 
 
+@dataclass
+class PlanConfig(TrainConfig):
+    """A run, and the hardware that it is planned for."""
+
+    processes: Any  # a number or a list of numbers
+    memory_gb: float
+    reserve: float
+    images: Optional[int]
+    classes: Optional[int]
+    images_per_s: Optional[float]
+
+
 _CHOICES = {
     "data.on_bad_image": ("raise", "skip"),
     "data.interpolation": ("bilinear", "bicubic", "lanczos", "nearest"),

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vit3.analysis.memory import kept_bytes
 from vit3.mixers import TTT, SoftmaxAttention
 from vit3.ops import packed_ttt
 from vit3.ops.backend import implementation
@@ -103,19 +104,7 @@ def _quantile(values: list[float], q: float) -> float:
 
 def saved_elements(call: Callable[[], Tensor], ignore: tuple[Tensor, ...], dtype: torch.dtype = torch.float32) -> int:
     """What autograd keeps during ``call``, in elements of ``dtype``: distinct storages, without those of ``ignore``."""
-    storages = {x.untyped_storage().data_ptr() for x in ignore}
-    kept: dict[int, float] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in storages:
-            kept[storage.data_ptr()] = storage.nbytes() / dtype.itemsize
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        y = call()
-    del y
-    return round(sum(kept.values()))
+    return round(kept_bytes(call, ignore) / dtype.itemsize)
 
 
 def copy_bandwidth(device: torch.device) -> float:
