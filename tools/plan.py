@@ -126,7 +126,7 @@ class _Parts:
     def __init__(self, cfg: PlanConfig, images: int, classes: int, processes: Processes):
         self.cfg, self.classes = cfg, classes
         self.mixes = cfg.augment.mixup > 0 or cfg.augment.cutmix > 0
-        self.model = build_model(cfg, range(classes))
+        self.model = build_model(cfg, tuple(map(str, range(classes))))
         self.derived = derive(cfg, build_plan(cfg, images, 1, self.model))
         self.task = build_task(cfg, self.model, self.derived, processes)
         if hasattr(self.task, "start_epoch"):
@@ -168,7 +168,7 @@ def plan(cfg: DictConfig) -> None:
     run = read(cfg)
     images, classes = data_facts(run)
     memory = count_memory(run, images, classes)
-    model = build_model(run, range(classes))
+    model = build_model(run, tuple(map(str, range(classes))))
     found = rows(run, images, memory, None, model)
     rate, measured = run.images_per_s, None
     fitting = [row for row in found if row.per_pass]
