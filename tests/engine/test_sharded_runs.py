@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from vit3.tools.eval import run_eval
 from vit3.tools.train import train
 
@@ -23,9 +24,9 @@ from vit3.errors import Interrupted
 
 
 def run(output: Path, parallel: str, name: str, epochs: int, stop_at: int = 0, *overrides: str) -> int:
-    """Epochs of two updates, or less: the last process is asked to stop at update ``stop_at``."""
+    """Epochs of three updates, or less: the last process is asked to stop at update ``stop_at``."""
     updates, original = [], Updater.run
-    last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+    last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
 
     def counted(self, *args):
         updates.append(1)
@@ -36,7 +37,7 @@ def run(output: Path, parallel: str, name: str, epochs: int, stop_at: int = 0, *
     Updater.run = counted
     cfg = compose_config(
         f"output={output}", f"name={name}", "resume=auto", f"engine.parallel={parallel}", f"engine.epochs={epochs}",
-        "engine.steps_per_epoch=2", "engine.batch_size=16", "engine.device=cpu", "engine.threads=1",
+        "engine.steps_per_epoch=3", "engine.batch_size=16", "engine.device=cpu", "engine.threads=1",
         "engine.ema_decay=0.5", "engine.ema_batch=16", "engine.ema_warmup=false", "task=mesa", "task.start=0.3",
         "optim.warmup_epochs=0", "optim.sched=constant", "optim.eps=1e-4", "logger.every=1", *MODELS["h_vit3_tiny"],
         *overrides,
@@ -45,6 +46,8 @@ def run(output: Path, parallel: str, name: str, epochs: int, stop_at: int = 0, *
         train(cfg)
     except Interrupted as stopped:
         return stopped.code
+    finally:
+        Updater.run = original
     return 0
 
 
@@ -70,27 +73,30 @@ def score(checkpoint: Path, weights: str, caplog) -> str:
     return caplog.records[-1].getMessage()
 
 
+def start_all(output: Path):
+    """DDP; sharded; and sharded, told to stop in the middle of the second epoch, gone on with."""
+    assert run(output, "ddp", "ddp", 2) == run(output, "fsdp", "fsdp", 2) == 0
+    assert run(output, "fsdp", "stopped", 2, 4, "engine.save_minutes=0") == REQUEUE_CODE
+    state = load_checkpoint(output / "stopped")
+    dist.barrier()
+    assert run(output, "fsdp", "stopped", 2) == 0
+    return [state[key] for key in ("epoch", "position", "updates")]
+
+
+def go_on(output: Path):
+    assert run(output, "ddp", "fsdp", 4) == run(output, "fsdp", "fsdp", 5) == 0
+
+
 def test_a_sharded_run_is_that_of_ddp_and_goes_on_anywhere(tmp_path, caplog):
-    for parallel in ("ddp", "fsdp"):
-        assert run_processes(run, 2, tmp_path, parallel, parallel, 2) == [0, 0]
+    assert run_processes(start_all, 2, tmp_path) == [[1, 32, 5]] * 2
     folder = tmp_path / "fsdp"
     same_run(folder, tmp_path / "ddp")
+    same_run(tmp_path / "stopped", folder)
     assert "train/mesa" in lines(folder)[-1] and (folder / "predictions.png").exists()
     record = lines(folder)[-1]
     for weights, prefix in (("raw", "val"), ("ema", "val_ema")):
         assert f"top-1 {record[prefix + '/top1']:.2f} %" in score(update_checkpoints(folder)[0], weights, caplog)
-    assert run_processes(run, 1, tmp_path, "ddp", "fsdp", 3) == [0]
-    assert run_processes(run, 2, tmp_path, "ddp", "fsdp", 4) == [0, 0]
-    assert run_processes(run, 2, tmp_path, "fsdp", "fsdp", 5) == [0, 0]
-    assert [line["updates"] for line in lines(folder)] == [2, 4, 6, 8, 10]
-    assert load_checkpoint(folder)["updates"] == 10
-
-
-def test_a_sharded_run_saves_when_it_is_told_to_stop(tmp_path):
-    """In the middle of the second epoch: the run that goes on is the run that was not stopped."""
-    assert run_processes(run, 2, tmp_path, "fsdp", "straight", 2) == [0, 0]
-    assert run_processes(run, 2, tmp_path, "fsdp", "stopped", 2, 3, "engine.save_minutes=0") == [REQUEUE_CODE] * 2
-    state = load_checkpoint(tmp_path / "stopped")
-    assert (state["epoch"], state["position"], state["updates"]) == (1, 16, 3)
-    assert run_processes(run, 2, tmp_path, "fsdp", "stopped", 2) == [0, 0]
-    same_run(tmp_path / "stopped", tmp_path / "straight")
+    assert run(tmp_path, "ddp", "fsdp", 3) == 0  # alone
+    run_processes(go_on, 2, tmp_path)
+    assert [line["updates"] for line in lines(folder)] == [3, 6, 9, 12, 15]
+    assert load_checkpoint(folder)["updates"] == 15
