@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 import vit3.build
 import vit3.data.loader
+from tests.processes import run_processes
 from tests.test_config import RECIPES
 from tests.toy import configured, make_folder, model_of, one_update, train_epoch, trainer_of
 from vit3.build import build_data, build_optimizer, build_plan, build_schedule, derive
+from vit3.engine.distributed import start_processes
 from vit3.errors import UserError
 from vit3.mixers import TTT, SoftmaxAttention
 
@@ -246,12 +250,11 @@ def test_lists_of_the_wrong_length(override, sentence):
         build_data(configured(override))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_takes_a_step(recipe, tmp_path):
+def clamped(recipe: str, root: Path) -> list[str]:
     """The recipe, clamped to CPU in float32, few small images and, for the larger models, one block a stage."""
     overrides = [
         f"recipe={recipe}",
-        f"data.root={make_folder(tmp_path)}",
+        f"data.root={root}",
         "data.name=folder",
         "data.img_size=[32,32]",
         "data.workers=0",
@@ -264,6 +267,37 @@ def test_every_recipe_takes_a_step(recipe, tmp_path):
     ]
     if recipe.startswith(("vit3_small", "vit3_base", "h_vit3_small", "h_vit3_base")):
         overrides.append("++model.kwargs.depths=[1,1,1,1]" if recipe.startswith("h_") else "++model.kwargs.depth=2")
+    return overrides
+
+
+def step_with_each(root: Path) -> dict[str, tuple[float, str]]:
+    """Of each recipe, as narrow as can be, the loss of one update on all processes, and a digest of the weights."""
+    processes, results = start_processes("cpu"), {}
+    for recipe in RECIPES:
+        hierarchical = recipe.startswith(("h_", "finetune"))
+        overrides = [key for key in clamped(recipe, root) if not key.startswith("++model.kwargs")]
+        dims = ("dims=[8,16]", "depths=[1,1]", "num_heads=[2,2]") if hierarchical else ("embed_dim=16", "depth=1",
+                                                                                        "num_heads=2")  # fmt: skip
+        trainer = trainer_of(configured(*overrides, *(f"++model.kwargs.{key}" for key in dims)), processes)
+        before = trainer.updater.model.head.weight.detach().clone()
+        outcome = one_update(trainer)
+        assert outcome.taken and not torch.equal(before, trainer.updater.model.head.weight), recipe
+        state = trainer.updater.model.state_dict()
+        weights = b"".join(state[name].numpy().tobytes() for name in sorted(state))
+        results[recipe] = (outcome.losses["loss"], hashlib.sha256(weights).hexdigest())
+    return results
+
+
+def test_every_recipe_takes_a_step_on_two_processes(tmp_path):
+    one, other = run_processes(step_with_each, 2, make_folder(tmp_path))
+    assert list(one) == RECIPES and one == other
+    assert all(math.isfinite(loss) for loss, _ in one.values())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_takes_a_step(recipe, tmp_path):
+    """One process, the networks of the recipes, tiny ones as they are."""
+    overrides = clamped(recipe, make_folder(tmp_path))
     trainer = trainer_of(configured(*overrides))
     before = {name: p.detach().clone() for name, p in trainer.task.trainable_module.named_parameters()}
     record = train_epoch(trainer)

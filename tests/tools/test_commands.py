@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -25,15 +26,28 @@ def run(*command: str, cwd=ROOT, **environment: str) -> subprocess.CompletedProc
     )
 
 
+def bare_environment(home) -> dict[str, str]:
+    """As ``env -i`` leaves it; and a key of the tracker, so that it looks for a server, which is not there."""
+    (home / "home").mkdir()
+    return {"PATH": os.environ["PATH"], "HOME": str(home / "home"), "WANDB_API_KEY": "0" * 40,
+            "WANDB_BASE_URL": "http://127.0.0.1:9"}  # fmt: skip
+
+
 def test_bare_shell_no_network_tracker_online(tmp_path):
-    """R12: no variables, no GPU, no network, tracker set to online: it runs and ends with 0."""
-    result = run(
-        str(ROOT / "tools" / "train.py"), *SHORT, f"output={tmp_path}", "name=r", "logger=wandb", "logger.wandb=online",
-        cwd=tmp_path, WANDB_API_KEY="0" * 40, WANDB_BASE_URL="http://127.0.0.1:9",
+    """R12: no variables but PATH and HOME, no GPU, no network, tracker set to online: 0 within a minute."""
+    started = time.monotonic()
+    result = subprocess.run(
+        [
+            sys.executable, str(ROOT / "tools" / "train.py"), *SHORT, f"output={tmp_path}", "name=r", "logger=wandb",
+            "logger.wandb=online",
+        ],
+        cwd=tmp_path, capture_output=True, text=True, timeout=240, env=bare_environment(tmp_path),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+    assert time.monotonic() - started < 60
+    assert json.loads((tmp_path / "r" / "metrics.jsonl").read_text())["updates"] == 3
     assert (tmp_path / "r" / "summary.json").exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"r"}  # nothing besides the run folder
+    assert {path.name for path in tmp_path.iterdir()} == {"r", "home"}  # nothing besides the run folder
 
 
 def test_errors_are_one_sentence_and_a_code():

@@ -50,10 +50,17 @@ class Profile:
             self._profiler = profile(activities=activities)
             self._profiler.start()
         elif self._seen == _WARMUP + self.updates + _TRACED:
-            self._on, self.updates = False, 0
-            self._profiler.stop()
-            if self.folder is not None:
-                self._profiler.export_chrome_trace(str(self.folder / "trace.json"))
+            self.close()
+
+    def close(self) -> None:
+        """End the trace and write it, however many updates it has; call at the end of a run too."""
+        self._on, self.updates = False, 0
+        if self._profiler is None:
+            return
+        self._profiler.stop()
+        if self.folder is not None:
+            self._profiler.export_chrome_trace(str(self.folder / "trace.json"))
+        self._profiler = None
 
     @contextmanager
     def _timed(self, name: str):

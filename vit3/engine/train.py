@@ -110,6 +110,7 @@ class Trainer:
             with stop_requests() as stop:
                 return self._fit(run, tracker, after_epoch, stop)
         finally:
+            self.updater.profile.close()
             if tracker:
                 tracker.finish()
 
