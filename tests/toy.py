@@ -65,7 +65,7 @@ def updates_of(trainer: Trainer, epoch: int = 0):
     """Train an epoch, update by update: yields what became of each."""
     trainer.task.train()
     for batch in trainer.batches.epoch(epoch):
-        outcome = trainer.updater.run(epoch, *batch, [])
+        outcome = trainer.updater.run(epoch, *batch)
         if outcome is not None:
             yield outcome
 

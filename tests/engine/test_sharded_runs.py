@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from vit3.tools import train as tool
 from vit3.tools.eval import run_eval
-from vit3.tools.train import train
 
 from tests.engine.test_combinations import MODELS
 from tests.processes import run_processes
 from tests.toy import compose_config
+from vit3.data import digits
 from vit3.engine.checkpoint import load_checkpoint, update_checkpoints
 from vit3.engine.signals import REQUEUE_CODE
 from vit3.engine.update import Updater
@@ -43,7 +44,7 @@ def run(output: Path, parallel: str, name: str, epochs: int, stop_at: int = 0, *
         *overrides,
     )  # fmt: skip
     try:
-        train(cfg)
+        tool.train(cfg)
     except Interrupted as stopped:
         return stopped.code
     finally:
@@ -73,8 +74,15 @@ def score(checkpoint: Path, weights: str, caplog) -> str:
     return caplog.records[-1].getMessage()
 
 
+def be_quick(patch=setattr):
+    """Fewer test images and no curves."""
+    patch(digits, "TEST_FRACTION", 0.05)
+    patch(tool, "plot_curves", lambda *args: None)
+
+
 def start_all(output: Path):
     """DDP; sharded; and sharded, told to stop in the middle of the second epoch, gone on with."""
+    be_quick()
     assert run(output, "ddp", "ddp", 2) == run(output, "fsdp", "fsdp", 2) == 0
     assert run(output, "fsdp", "stopped", 2, 4, "engine.save_minutes=0") == REQUEUE_CODE
     state = load_checkpoint(output / "stopped")
@@ -84,11 +92,13 @@ def start_all(output: Path):
 
 
 def go_on(output: Path):
+    be_quick()
     assert run(output, "ddp", "fsdp", 4) == run(output, "fsdp", "fsdp", 5) == 0
 
 
-def test_a_sharded_run_is_that_of_ddp_and_goes_on_anywhere(tmp_path, caplog):
-    assert run_processes(start_all, 2, tmp_path) == [[1, 32, 5]] * 2
+def test_a_sharded_run_is_that_of_ddp_and_goes_on_anywhere(tmp_path, caplog, monkeypatch):
+    be_quick(monkeypatch.setattr)
+    assert run_processes(start_all, 2, tmp_path) == [[1, 16, 4]] * 2
     folder = tmp_path / "fsdp"
     same_run(folder, tmp_path / "ddp")
     same_run(tmp_path / "stopped", folder)

@@ -31,21 +31,30 @@ class Profile:
         self._seen = 0
         self._on = False
         self._seconds: dict[str, float] = defaultdict(float)
-        self._started, self._profiler = 0.0, None
+        self._total, self._border, self._profiler = 0.0, 0.0, None
 
     def phase(self, name: str):
         """Context of one phase."""
         return self._timed(name) if self._on else nullcontext()
+
+    def epoch_starts(self) -> None:
+        """Call before the first update of every epoch: what lies between epochs is not looked at."""
+        if self.updates:
+            self._border = self._now()
 
     def update_done(self) -> None:
         """Call after every update."""
         if not self.updates:
             return
         self._seen += 1
+        now = self._now()
+        if self._on:
+            self._total += now - self._border
+        self._border = now
         if self._seen == _WARMUP:
-            self._on, self._started = True, self._now()
+            self._on = True
         elif self._seen == _WARMUP + self.updates:
-            self._write_shares(self._now() - self._started)
+            self._write_shares(self._total)
             activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self.device.type == "cuda")
             self._profiler = profile(activities=activities)
             self._profiler.start()

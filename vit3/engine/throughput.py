@@ -45,7 +45,7 @@ def measure_throughput(
     def update() -> float:
         """Seconds of one update; it ends with the device's numbers, so that there is nothing to wait for."""
         started = time.perf_counter()
-        updater.run(0, share, images.clone(), target, [])
+        updater.run(0, share, images.clone(), target)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - started

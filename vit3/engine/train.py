@@ -166,14 +166,18 @@ class Trainer:
         if place.position == 0:
             place.lr = _lr(updater.optimizer)
         used, title = place.position, f"epoch {place.epoch + 1}/{self.epochs}"
+
+        def flags() -> list[float]:
+            return [float(stop.signal is not None), float(self._save_is_due())]
+
         with progress(title, plan.updates_from(place.position), self.processes.main) as advance:
             batches = self.batches.epoch(place.epoch, place.position)
+            updater.profile.epoch_starts()
             while True:
                 with updater.profile.phase("data"):
                     batch = next(batches, None)
                 if batch is None:
                     break
-                flags = [float(stop.signal is not None), float(self._save_is_due())]
                 try:
                     outcome = updater.run(place.epoch, *batch, flags)
                 except NotFinite:

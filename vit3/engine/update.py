@@ -28,6 +28,8 @@ from vit3.seeding import Purpose, seed_everything
 
 logger = logging.getLogger(__name__)
 
+Flags = Callable[[], list[float]]
+
 
 class NotFinite(UserError):
     """Loss or gradient was not finite for too long; the weights are those of the last good update."""
@@ -99,11 +101,12 @@ class Updater:
         self._passes: list[Share] = []
         self._losses: dict[str, Tensor] = {}
 
-    def run(self, epoch: int, share: Share, images: Tensor, target: Tensor, flags: list[float]) -> Outcome | None:
+    def run(self, epoch: int, share: Share, images: Tensor, target: Tensor, flags: Flags = list) -> Outcome | None:
         """One forward and backward pass; with the last of an update also its optimiser step.
 
         Args:
-            epoch: from 0. share, images, target: from the loader. flags: numbers to be added up over the processes.
+            epoch: from 0. share, images, target: from the loader. flags: gives numbers to be added up over the
+                processes; asked after the last backward pass.
 
         Returns:
             None until the update is complete.
@@ -134,11 +137,11 @@ class Updater:
         with autocast(self.processes.device, self.amp):
             return self.task(images, target)
 
-    def _step(self, epoch: int, flags: list[float]) -> Outcome:
+    def _step(self, epoch: int, flags: Flags) -> Outcome:
         with self._phase("optimizer"):
             self.scaler.unscale_(self.optimizer)
             norm = gradient_norm(self.task.get_clip_parameters(), self.clip_grad)
-        losses, norm, flags = self._agree(norm, flags)
+        losses, norm, totals = self._agree(norm, flags())
         if taken := math.isfinite(losses["loss"]) and math.isfinite(norm):
             with self._phase("optimizer"):
                 self.scaler.step(self.optimizer)
@@ -151,7 +154,7 @@ class Updater:
             self.schedule.step_update(self.counts.updates - 1)
         else:
             self._leave_out(epoch, losses["loss"])
-        return Outcome(losses, norm, taken, flags)
+        return Outcome(losses, norm, taken, totals)
 
     def _agree(self, norm: Tensor, flags: list[float]) -> tuple[dict[str, float], float, list[float]]:
         """Losses, norm and flags, equal in all processes; the one wait for the device in an update."""
