@@ -185,8 +185,7 @@ class Updater:
             self.counts.bad_in_row += 1
             sentence = self._report(epoch, loss, scale)
         self.optimizer.zero_grad()
-        self.scaler.step(self.optimizer)  # without gradients: only the scale learns of it
-        self.scaler.update()
+        self.scaler.update()  # the scale alone learns of it; some optimisers count steps without gradients too
         with torch.no_grad():
             for buffer, before in zip(self.model.buffers(), self._buffers_before):
                 buffer.copy_(before)
@@ -208,8 +207,11 @@ class Updater:
         if self.dump_folder is not None and batch is not None and where:
             path = self.dump_folder / f"nonfinite-{self.processes.rank}.pt"
             facts = {"updates": self.counts.updates, "epoch": epoch, "loss": loss, "scale": scale, "where": where}
-            torch.save({**facts, "indices": list(share.images), "images": batch[0], "target": batch[1]}, path)
-            dump = f" and the batch is in {path}"
+            try:
+                torch.save({**facts, "indices": list(share.images), "images": batch[0], "target": batch[1]}, path)
+                dump = f" and the batch is in {path}"
+            except (OSError, RuntimeError) as error:  # a full disk, or another machine that lacks the folder
+                logger.warning("%s could not be written (%s)", path, error)
         return (
             f"{what} was not finite in {self.counts.bad_in_row} updates in a row{cause}; the weights of before are "
             f"saved{dump}: lower optim.lr, or use engine.amp=bfloat16 or null"
