@@ -72,6 +72,8 @@ class Updater:
         task, optimizer, schedule: timm's. batches: where a share can be read again from. mix: mixup or cutmix, or None.
         amp: None, ``float16`` (with loss scaling) or ``bfloat16``. clip_grad: global norm, or None.
         max_bad: so many bad updates in a row stop the run. ema_warmup: let the decay of the average grow.
+        schedule_ahead: steps of the schedule beyond the updates taken; not 0 where epochs had more or fewer updates
+            before the run was resumed.
         dump_folder: where the batch of the last bad update is left.
     """
 
@@ -87,6 +89,7 @@ class Updater:
     ema_warmup: bool = False
     max_bad: int = 10
     mix: Callable | None = None
+    schedule_ahead: int = 0
     counts: Counts = field(default_factory=Counts)
     dump_folder: Path | None = None
     profile: Profile | None = None
@@ -148,10 +151,15 @@ class Updater:
             with self._phase("ema"):
                 self._average_statistics()
                 self.task.update_ema(step=self.counts.updates if self.ema_warmup else None)
-            self.schedule.step_update(self.counts.updates - 1)
+            self.set_rates()
         else:
             self._leave_out(epoch, losses["loss"])
         return Outcome(losses, norm, taken, flags)
+
+    def set_rates(self) -> None:
+        """Learning rates for the next update, from the number of those taken."""
+        if self.counts.updates:
+            self.schedule.step_update(max(0, self.counts.updates + self.schedule_ahead - 1))
 
     def _agree(self, norm: Tensor, flags: list[float]) -> tuple[dict[str, float], float, list[float]]:
         """Losses, norm and flags, equal in all processes; the one wait for the device in an update."""
