@@ -99,7 +99,8 @@ def chosen_weights(state: dict, wanted: str, path: Path) -> str:
         if wanted not in kinds:
             raise UserError(f"weights={wanted}, but {path} holds {' and '.join(kinds)} weights; use weights={kinds[0]}")
         return wanted
-    return max(kinds, key=lambda kind: state["best"][kind]["top1"]) if len(kinds) == 2 and state["best"] else kinds[0]
+    known = [kind for kind in kinds if kind in state.get("best", {})]
+    return max(known or kinds[:1], key=lambda kind: state["best"][kind]["top1"] if known else 0)
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ def train(cfg: DictConfig) -> None:
 
     data = build_data(run_cfg)
     if state is not None:
-        check_resumable(state, dataclasses.asdict(run_cfg), data.classes)
+        check_resumable(state, dataclasses.asdict(run_cfg), data.classes, run_of(Path(place)))
     seed_everything(run_cfg.engine.seed, Purpose.START)  # the same start in every process
     model = build_model(run_cfg, data.classes)
     plan = build_plan(run_cfg, len(data.train), processes.world_size, model)
@@ -76,6 +76,7 @@ def train(cfg: DictConfig) -> None:
     if state is not None:
         trainer.resume(state)
         announce_resume(run_cfg, place, state, processes)
+        del state  # as large as model and optimiser together
     summary = trainer.fit(
         run,
         build_tracker(run_cfg, run, processes),
@@ -91,8 +92,10 @@ def open_run(cfg: TrainConfig, composed: str, place: str | None) -> RunFolder:
         run = RunFolder.create(cfg.output, cfg.name, default, again=cfg.resume == "auto")
     else:
         run = RunFolder(run_of(Path(place)))
-        set_aside_later(run.path, Path(place))
-    run.write_start(composed, overrides())
+        with run.writing():
+            set_aside_later(run.path, Path(place))
+    with run.writing():
+        run.write_start(composed, overrides())
     return run
 
 
@@ -151,7 +154,8 @@ def print_groups(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> No
 def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: dict, processes: Processes) -> None:
     """Draw the sheet of test images and say where everything is."""
     best = summary["best"]
-    model = plain_model(trainer.task.get_eval_model(ema=best["weights"] == "ema"), cfg, data.classes, processes)
+    ema = best is not None and best["weights"] == "ema" and trainer.task.has_ema()
+    model = plain_model(trainer.task.get_eval_model(ema=ema), cfg, data.classes, processes)
     if not processes.main:
         return
     sheet = predict_sample(
@@ -163,8 +167,10 @@ def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: di
         std=cfg.data.std,
         amp=cfg.engine.amp,
     )
-    title = f"{run.path.name}: {best['weights']} weights of the last epoch, errors first"
+    title = f"{run.path.name}: {'ema' if ema else 'raw'} weights of the last epoch, errors first"
     plot_predictions(*sheet, data.classes, run / "predictions.png", title)
+    if best is None:  # the files were taken away after the last epoch
+        return
     logger.info(
         f"best top-1 {best['top1']:.2f} % ({best['weights']} weights, epoch {best['epoch'] + 1}), "
         f"{summary['seconds']:.0f} s\n"

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from timm.data import create_dataset
 
-from tests.toy import make_folder, make_image
+from tests.toy import configured, make_folder, make_image, trainer_of
 from vit3.data import make_data, open_split, preflight
 from vit3.data.pack import plan_packing, write_shards
 from vit3.data.shard_index import shard_index
@@ -239,6 +239,17 @@ def test_a_stream_needs_a_shard_for_each_process(shards):
     stream.set_loader_cfg(num_workers=4)
     with pytest.raises(UserError, match="has 3 shards for 4 loader processes"):
         iter(stream)
+
+
+def test_a_stream_shorter_than_a_batch_is_said(shards):
+    """Every loader process fills batches of its own: where none gets one full, reading would begin again for ever."""
+    pytest.importorskip("webdataset")
+    cfg = configured(
+        "data=wds", f"data.root={shards}", "data.stream=true", "data.workers=2", "data.img_size=[16,16]",
+        "engine.batch_size=10", "engine.device=cpu", "optim.warmup_epochs=0",
+    )  # fmt: skip
+    with pytest.raises(UserError, match="less than one batch for a loader process; lower data.workers or engine.batch"):
+        next(trainer_of(cfg).batches.epoch(0))
 
 
 def test_a_stream_needs_names_and_a_package(shards, monkeypatch):

@@ -187,3 +187,14 @@ def test_float16_updates_are_those_of_a_hand_written_loop():
     assert outcome.taken and outcome.grad_norm == pytest.approx(norm.item(), rel=1e-5)
     for p, q, g in zip(trainer.updater.model.parameters(), hand.updater.model.parameters(), gradients):
         torch.testing.assert_close(p, q - 0.5 * g * min(1.0, 0.1 / (norm.item() + 1e-6)), rtol=1e-5, atol=1e-7)
+
+
+def test_a_bad_update_is_no_step_for_any_optimiser(tmp_path, caplog):
+    """Some count steps beside the weights' state (Lookahead moves weights by that count); a dump that fails is said."""
+    trainer, broken = broken_trainer("layers.0.blocks.0.attn", "value", "optim.opt=lookahead_adamw")
+    trainer.updater.dump_folder = tmp_path / "of-another-machine"
+    whole, counts = updates_of(trainer), []
+    for broken["on"] in (False, True, True, False):
+        next(whole)
+        counts.append({group["lookahead_step"] for group in trainer.updater.optimizer.param_groups})
+    assert counts == [{1}, {1}, {1}, {2}] and "nonfinite-0.pt could not be written" in caplog.text

@@ -10,11 +10,12 @@ import shutil
 import pytest
 import torch
 from PIL import Image
+from vit3.tools import train as tool
 from vit3.tools.eval import run_eval
 from vit3.tools.train import train
 
 from tests.toy import compose_config, make_folder, short_run
-from vit3.engine.checkpoint import load_checkpoint, update_checkpoints
+from vit3.engine.checkpoint import load_checkpoint, save_checkpoint, update_checkpoints
 from vit3.engine.train import Trainer
 from vit3.errors import UserError
 
@@ -210,3 +211,94 @@ def test_training_starts_from_a_checkpoint(finished, tmp_path):
 def test_predictions_sheet_of_eval(finished, caplog, tmp_path):
     evaluate(finished, caplog, f"predictions={tmp_path / 'sheet.png'}")
     assert Image.open(tmp_path / "sheet.png").size[0] > 500
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """They take longer than the training."""
+    for name in ("plot_curves", "plot_predictions"):
+        monkeypatch.setattr(tool, name, lambda *args: None)
+
+
+def half(folder, *overrides, epochs=2):
+    """A run as it is after the first of ``epochs`` epochs: the later checkpoint, best weights and lines are later's."""
+    train(short_run(folder.parent, f"name={folder.name}", "engine.keep_last=9", *overrides, epochs=epochs))
+    return update_checkpoints(folder)[-1]
+
+
+def test_another_batch_goes_on_at_the_same_place_of_the_schedule(tmp_path, no_pictures):
+    """Four updates an epoch, then two: rates are those of the epoch at work; the first has the last's."""
+    old = half(tmp_path / "a", "engine.steps_per_epoch=4", epochs=4)
+    more = (
+        "engine.batch_size=32", "optim.lr=1", "optim.lr_batch=32", "optim.min_lr=0", "optim.sched=cosine",
+        "engine.max_bad_updates=99",
+    )  # fmt: skip
+    train(short_run(tmp_path, f"resume={old}", *more, epochs=3))
+    train(short_run(tmp_path, f"resume={tmp_path / 'a'}", *more, epochs=4))  # the place is kept in checkpoints
+    wanted = [math.cos(math.pi / 2 * step / updates) ** 2 for step, updates in ((1, 6), (3, 6), (5, 8))]
+    assert [record["lr"] for record in records(tmp_path / "a")][1:] == pytest.approx(wanted)
+
+
+def test_settings_of_the_optimiser_are_the_resuming_command_s(tmp_path, no_pictures):
+    half(tmp_path / "a")
+    train(short_run(tmp_path, f"resume={tmp_path / 'a'}", "optim.weight_decay=0.5", "optim.betas=[0.8,0.9]", epochs=3))
+    groups = load_checkpoint(tmp_path / "a")["optimizer"]["param_groups"]
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.5}
+    assert all(tuple(group["betas"]) == (0.8, 0.9) for group in groups)
+
+
+def test_best_weights_of_later_updates_are_not_taken_for_those_of_the_resumed(tmp_path, caplog, no_pictures):
+    """The best file is of epoch 2; resuming epoch 1, where rate 0 cannot improve anything, may not leave it there."""
+    old = half(tmp_path / "a")
+    best = load_checkpoint(tmp_path / "a" / "best_raw.pt")
+    save_checkpoint({**best, "epoch": 1}, tmp_path / "a" / "best_raw.pt")
+    state = load_checkpoint(old)
+    save_checkpoint({**state, "best": {"raw": {"epoch": 0, "top1": 99.0}}}, old)
+    train(short_run(tmp_path, f"resume={old}", "optim.lr=0", "optim.min_lr=0", epochs=2))
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    again = load_checkpoint(tmp_path / "a" / "best_raw.pt")
+    assert summary["best"] == {"epoch": 1, "weights": "raw", "top1": again["record"]["val/top1"]}
+    assert all(torch.equal(state["state_dict"][name], value) for name, value in again["state_dict"].items())
+    assert "the best raw weights (epoch 1, top-1 99.00 %) are not in" in caplog.text
+
+
+def test_a_checkpoint_alone_can_be_resumed(tmp_path, no_pictures):
+    """Moved without its run folder, so without best weights."""
+    old = half(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    moved = shutil.copy(old, tmp_path / "b")
+    train(short_run(tmp_path, f"resume={moved}", "optim.lr=0", "optim.min_lr=0", epochs=2))
+    assert (tmp_path / "b" / "best_raw.pt").exists()
+
+
+@pytest.mark.parametrize("lost", [("metrics.jsonl", "summary.json", "predictions.png"), ("predictions.png",)])
+def test_a_run_stopped_after_its_last_checkpoint_is_completed(tmp_path, lost):
+    half(tmp_path / "a")
+    before = records(tmp_path / "a"), json.loads((tmp_path / "a" / "summary.json").read_text())
+    for name in lost:
+        (tmp_path / "a" / name).unlink()
+    train(short_run(tmp_path, "name=a", "resume=auto", epochs=2))
+    assert records(tmp_path / "a") == before[0][-len(records(tmp_path / "a")) :]
+    assert json.loads((tmp_path / "a" / "summary.json").read_text()) == before[1]
+    assert {"curves.png", "predictions.png"} <= {path.name for path in (tmp_path / "a").iterdir()}
+    with pytest.raises(UserError, match="2 epochs are done already"):
+        train(short_run(tmp_path, "name=a", "resume=auto", epochs=2))
+
+
+def test_a_moving_average_that_is_switched_off_was_the_best(tmp_path, no_pictures):
+    half(tmp_path / "a", "engine.ema_decay=0.5", "engine.ema_batch=16")
+    newest = update_checkpoints(tmp_path / "a")[0]
+    state = load_checkpoint(newest)
+    save_checkpoint({**state, "best": state["best"] | {"ema": {"epoch": 1, "top1": 100.0}}}, newest)
+    ema = load_checkpoint(tmp_path / "a" / "best_ema.pt")
+    save_checkpoint({**ema, "epoch": 1}, tmp_path / "a" / "best_ema.pt")
+    train(short_run(tmp_path, f"resume={tmp_path / 'a'}", epochs=3))
+
+
+def test_pictures_that_cannot_be_written_stop_nothing(tmp_path, monkeypatch, caplog):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tool, "plot_curves", full)
+    train(short_run(tmp_path, "name=a", epochs=2))
+    assert len(records(tmp_path / "a")) == 2 and "pictures of this epoch are lost" in caplog.text

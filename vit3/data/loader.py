@@ -35,7 +35,7 @@ class TrainLoader:
         dataset.transform = transform
         self.plan, self.rank = plan, rank
         self.streamed = isinstance(dataset, IterableDataset)
-        self._dataset, self._prefetch = dataset, prefetch
+        self._dataset, self._prefetch, self._side_stream = dataset, prefetch, None
         options |= dict(num_workers=workers, collate_fn=fast_collate, worker_init_fn=_outlive_signals)
         if self.streamed:
             self._loader = DataLoader(dataset, batch_size=_stream_batch(plan), drop_last=True, **options)
@@ -66,6 +66,9 @@ class TrainLoader:
 
     def _device_batches(self, loader, epoch: int, shares: list[Share]):
         device_loader = self._prefetch(loader)
+        if device_loader.is_cuda:  # one stream for all epochs: freed memory of another stream would stay reserved
+            self._side_stream = self._side_stream or torch.cuda.Stream(device=device_loader.device)
+            device_loader.stream = self._side_stream
         if device_loader.random_erasing is not None:
             places = [(epoch, share.start) for share in shares]
             device_loader.random_erasing = _SeededErasing(device_loader.random_erasing, self.plan.seed, places)
@@ -79,7 +82,15 @@ class TrainLoader:
 
         def endless():
             while True:
-                yield from self._loader
+                empty = True
+                for batch in self._loader:
+                    empty = False
+                    yield batch
+                if empty:
+                    raise UserError(
+                        "the stream holds less than one batch for a loader process; lower data.workers or "
+                        "engine.batch_size, or read the shards at random (data.stream=false)"
+                    )
 
         return islice(endless(), skipped, None)
 

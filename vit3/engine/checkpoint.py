@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import logging
-import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         damaged = zipfile.ZipFile(path).testzip()
         state = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, zipfile.BadZipFile, pickle.UnpicklingError):
+    except Exception:  # damaged bytes make zipfile and pickle raise almost anything: UnicodeDecodeError, zlib.error, …
         state = None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(
@@ -125,6 +124,33 @@ def best_checkpoint(run: Path) -> Path:
     return files.get(weights, next(iter(files.values())))
 
 
+def kept_best(run: Path, best: dict[str, Any]) -> dict[str, Any]:
+    """Of the best scores in a checkpoint those whose weights are still in the run folder.
+
+    Files of other weights, left by updates after the checkpoint, are kept under another name: the next epoch is then
+    the best so far.
+
+    Args:
+        best: epoch and top-1 by kind of weights, as in the checkpoint.
+    """
+    kept = {}
+    for weights, score in best.items():
+        path = run / f"best_{weights}.pt"
+        try:
+            if load_checkpoint(path)["epoch"] == score["epoch"]:
+                kept[weights] = score
+                continue
+        except UserError:
+            pass
+        logger.warning(
+            "the best %s weights (epoch %d, top-1 %.2f %%) are not in %s; the next epoch counts as the best so far",
+            weights, score["epoch"] + 1, score["top1"], path,
+        )  # fmt: skip
+        if path.exists():
+            path.rename(path.with_suffix(".pt.superseded"))
+    return kept
+
+
 def checkpoint_to_resume(resume: str | None, output: str, name: str | None) -> str | None:
     """The checkpoint file to continue; None starts from the beginning.
 
@@ -180,8 +206,13 @@ _SAME_RUN = {
 _ANY_TIME = ("resume", "name", "output", "print_groups")  # say nothing about how a run goes on
 
 
-def check_resumable(state: dict[str, Any], config: dict[str, Any], classes: tuple[str, ...]) -> None:
+def check_resumable(
+    state: dict[str, Any], config: dict[str, Any], classes: tuple[str, ...], run: Path | None = None
+) -> None:
     """Make sure that a checkpoint belongs to the run that ``config`` (the whole configuration) describes.
+
+    Args:
+        run: its folder. A run that was stopped after its last checkpoint goes on, to write what is not there.
 
     Raises:
         UserError: another model, mixer, inner step, task, optimiser, seed or data; or nothing is left to train.
@@ -202,8 +233,18 @@ def check_resumable(state: dict[str, Any], config: dict[str, Any], classes: tupl
                         "in the run; float16 has a loss scale, so it cannot begin or end within a run")  # fmt: skip
     if list(classes) != state["classes"]:
         raise UserError(f"{what}: data.root={config['data']['root']} has other classes than the run was trained on")
-    if state["epoch"] >= config["engine"]["epochs"]:
+    left = state["epoch"] < config["engine"]["epochs"]
+    if not left and (run is None or state["epoch"] > config["engine"]["epochs"] or _complete(run, state["epoch"])):
         raise UserError(f"{what}: {state['epoch']} epochs are done already; set engine.epochs higher to go on")
+
+
+def _complete(run: Path, epochs: int) -> bool:
+    """Whether a run folder holds all that is written at the end."""
+    try:
+        last = json.loads((run / "summary.json").read_text())["last"]["epoch"]
+    except (OSError, KeyError, TypeError, ValueError):
+        return False
+    return last == epochs - 1 and (run / "predictions.png").exists()
 
 
 def changed_keys(state: dict[str, Any], config: dict[str, Any]) -> list[str]:

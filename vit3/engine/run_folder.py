@@ -8,7 +8,8 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class RunFolder:
         path = Path(output) / (name or f"{default_name}-{time.strftime('%Y%m%d-%H%M%S')}")
         try:
             if name is None:
-                path = _free(path)
+                path = _make_free(path)
             elif (path / "config.yaml").exists() and not again:
                 raise UserError(f"name={name}: {path} holds a run already; add resume={path}, or choose another name")
             path.mkdir(parents=True, exist_ok=True)
@@ -53,6 +54,14 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"output={output} is not writable ({error}); choose another output=FOLDER") from error
         return cls(path)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Context in which what the file system refuses is said in one sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written ({error}); free space and resume={self.path}") from error
 
     def write_start(self, config_yaml: str, overrides: list[str]) -> None:
         """Save the configuration as composed; add to ``environment.json`` where and how the run was (re)started."""
@@ -129,9 +138,14 @@ def _git_commit() -> str | None:
     return commit + ("+changes" if changed else "")
 
 
-def _free(path: Path) -> Path:
-    """``path``, or path-2, path-3, … if another run took it in the same second."""
+def _make_free(path: Path) -> Path:
+    """Make the folder ``path``, or path-2, path-3, … if another run took it in the same second."""
     candidate, number = path, 2
-    while candidate.exists():
+    while True:
+        try:
+            candidate.mkdir(parents=True)
+            return candidate
+        except FileExistsError:
+            if not candidate.is_dir():  # a file in the place of its parent, too
+                raise
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return candidate

@@ -12,7 +12,7 @@ from timm.task import TrainingTask
 from torch import nn
 
 from vit3.data.loader import TrainLoader
-from vit3.engine.checkpoint import config_hash, save_checkpoint, save_update
+from vit3.engine.checkpoint import config_hash, kept_best, save_checkpoint, save_update
 from vit3.engine.distributed import Processes
 from vit3.engine.evaluate import evaluate
 from vit3.engine.profiling import Profile
@@ -25,6 +25,7 @@ from vit3.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+_CHOSEN = ("weight_decay", "betas", "eps")  # settings of the optimiser, of which the configuration's count
 _STOP, _SAVE = 0, 1  # places of the flags on which the processes agree after every update
 
 
@@ -123,27 +124,38 @@ class Trainer:
         load_model(self.task.get_eval_model(), state["state_dict"])
         if self.task.has_ema():
             load_model(self.task.get_eval_model(ema=True), state.get("state_dict_ema") or state["state_dict"])
+        groups = self.updater.optimizer.param_groups
+        chosen = [{name: group[name] for name in _CHOSEN if name in group} for group in groups]
         try:
             load_optimizer(self.updater.optimizer, state["optimizer"])
         except (ValueError, KeyError) as error:
             raise UserError(f"resume: the optimiser of the run does not fit this one ({error})") from error
+        for group, values in zip(self.updater.optimizer.param_groups, chosen):
+            group.update(values)
         self.updater.scaler.load_state_dict(state["scaler"])
         self.updater.counts = Counts(**{name: state[name] for name in asdict(Counts())})
         self.place = Place(**{name: state[name] for name in asdict(Place())})
         self._bad_images_before = self.place.bad_images
-        if self.updater.counts.updates:  # of this run's schedule, which may differ from the saved one
-            self.updater.schedule.step_update(self.updater.counts.updates - 1)
+        self._place_schedule(state)
+
+    def _place_schedule(self, state: dict[str, Any]) -> None:
+        """Put the schedule where the run is in epochs, which may have had more or fewer updates before."""
+        now, updates = self.batches.plan.updates, self.updater.counts.updates
+        before = state.get("updates_per_epoch", now)
+        done = (updates + state.get("schedule_ahead", 0)) * now / before
+        self.updater.schedule_ahead = round(done) - updates
+        self.updater.set_rates()
 
     def _fit(self, run: RunFolder, tracker, after_epoch: Callable[[], None], stop: StopRequest) -> dict[str, Any]:
         place = self.place
-        self.processes.on_main(lambda: run.rewind(place.epoch, self.updater.counts.updates, place.record))
+        place.best = self.processes.on_main(lambda: self._go_back(run))
         self._saved_at = time.monotonic()
         while place.epoch < self.epochs:
             started = time.perf_counter()
             if hasattr(self.task, "start_epoch"):
                 self.task.start_epoch(place.epoch, self.epochs)
             rate = self._train_epoch(run, tracker, stop, started)
-            scores = self._evaluate_all(run, stop)
+            scores = self._evaluate_all(run, stop, started)
             place.seconds += time.perf_counter() - started
             record = self._record(rate, scores)
             improved = self._note_best(record)
@@ -154,8 +166,22 @@ class Trainer:
                 tracker.log(record["updates"], record)
             if self.processes.main:
                 logger.info(_line(record, self.epochs, self._best()))
-                after_epoch()
+                try:
+                    after_epoch()
+                except OSError as error:
+                    logger.warning("pictures of this epoch are lost (%s)", error)
         return self._summary()
+
+    def _go_back(self, run: RunFolder) -> dict[str, Any]:
+        """Make the files of the run those of its place; returns which best weights are there."""
+        place = self.place
+        with run.writing():
+            run.rewind(place.epoch, self.updater.counts.updates, place.record)
+            best = kept_best(run.path, place.best)
+            if place.epoch >= self.epochs:  # stopped between the last checkpoint and its numbers
+                place.best = best
+                run.write_json("summary.json", self._summary())
+        return best
 
     def _train_epoch(self, run: RunFolder, tracker, stop: StopRequest, started: float) -> float:
         """Updates from where the epoch is to its end; returns images per second."""
@@ -218,7 +244,7 @@ class Trainer:
             and time.monotonic() - self._saved_at > 60 * self.save_minutes
         )
 
-    def _evaluate_all(self, run: RunFolder, stop: StopRequest) -> dict[str, float]:
+    def _evaluate_all(self, run: RunFolder, stop: StopRequest, started: float) -> dict[str, float]:
         """Scores of the raw and, where there is one, the averaged model, as ``val/…`` and ``val_ema/…``."""
         scores = {}
         for prefix, ema in (("val", False), ("val_ema", True)):
@@ -233,7 +259,7 @@ class Trainer:
                 stop=lambda: stop.signal is not None,
             )
             if result is None:  # training of this epoch is done and is not repeated
-                self._save_or_stop(run, stop, [1.0, 0.0], time.perf_counter())
+                self._save_or_stop(run, stop, [1.0, 0.0], started)
             scores |= {f"{prefix}/{name}": value for name, value in result.items()}
         return scores
 
@@ -283,6 +309,8 @@ class Trainer:
             **asdict(self.updater.counts),
             "world_size": self.processes.world_size,
             "batch_size": self.batches.plan.batch,
+            "updates_per_epoch": self.batches.plan.updates,
+            "schedule_ahead": self.updater.schedule_ahead,
             "optimizer": whole(self.updater.optimizer.state_dict()),
             "scaler": self.updater.scaler.state_dict(),
             **whole({**self.task.get_checkpoint_state(), **ema}),
@@ -306,11 +334,9 @@ class Trainer:
                 kept = {key: state[key], "weights": weights, "epoch": record["epoch"], "record": record}
                 save_checkpoint({**kept, **self.metadata}, run / f"best_{weights}.pt")
             save_update(state, run.path, self.keep_last)
-            try:
+            with run.writing():
                 run.append("metrics.jsonl", record)
                 run.write_json("summary.json", self._summary())
-            except OSError as error:
-                raise UserError(f"{run.path} cannot be written ({error}); free space and resume={run.path}") from error
 
         self.processes.on_main(write)
         self._saved_at = time.monotonic()

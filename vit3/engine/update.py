@@ -74,6 +74,8 @@ class Updater:
         task, optimizer, schedule: timm's. batches: where a share can be read again from. mix: mixup or cutmix, or None.
         amp: None, ``float16`` (with loss scaling) or ``bfloat16``. clip_grad: global norm, or None.
         max_bad: so many bad updates in a row stop the run. ema_warmup: let the decay of the average grow.
+        schedule_ahead: steps of the schedule beyond the updates taken; not 0 where epochs had more or fewer updates
+            before the run was resumed.
         dump_folder: where the batch of the last bad update is left.
     """
 
@@ -89,6 +91,7 @@ class Updater:
     ema_warmup: bool = False
     max_bad: int = 10
     mix: Callable | None = None
+    schedule_ahead: int = 0
     counts: Counts = field(default_factory=Counts)
     dump_folder: Path | None = None
     profile: Profile | None = None
@@ -151,10 +154,15 @@ class Updater:
             with self._phase("ema"):
                 self._average_statistics()
                 self.task.update_ema(step=self.counts.updates if self.ema_warmup else None)
-            self.schedule.step_update(self.counts.updates - 1)
+            self.set_rates()
         else:
             self._leave_out(epoch, losses["loss"])
         return Outcome(losses, norm, taken, totals)
+
+    def set_rates(self) -> None:
+        """Learning rates for the next update, from the number of those taken."""
+        if self.counts.updates:
+            self.schedule.step_update(max(0, self.counts.updates + self.schedule_ahead - 1))
 
     def _agree(self, norm: Tensor, flags: list[float]) -> tuple[dict[str, float], float, list[float]]:
         """Losses, norm and flags, equal in all processes; the one wait for the device in an update."""
@@ -188,8 +196,7 @@ class Updater:
             self.counts.bad_in_row += 1
             sentence = self._report(epoch, loss, scale)
         self.optimizer.zero_grad()
-        self.scaler.step(self.optimizer)  # without gradients: only the scale learns of it
-        self.scaler.update()
+        self.scaler.update()  # the scale alone learns of it; some optimisers count steps without gradients too
         with torch.no_grad():
             for buffer, before in zip(self.model.buffers(), self._buffers_before):
                 buffer.copy_(before)
@@ -211,8 +218,11 @@ class Updater:
         if self.dump_folder is not None and batch is not None and where:
             path = self.dump_folder / f"nonfinite-{self.processes.rank}.pt"
             facts = {"updates": self.counts.updates, "epoch": epoch, "loss": loss, "scale": scale, "where": where}
-            torch.save({**facts, "indices": list(share.images), "images": batch[0], "target": batch[1]}, path)
-            dump = f" and the batch is in {path}"
+            try:
+                torch.save({**facts, "indices": list(share.images), "images": batch[0], "target": batch[1]}, path)
+                dump = f" and the batch is in {path}"
+            except (OSError, RuntimeError) as error:  # a full disk, or another machine that lacks the folder
+                logger.warning("%s could not be written (%s)", path, error)
         return (
             f"{what} was not finite in {self.counts.bad_in_row} updates in a row{cause}; the weights of before are "
             f"saved{dump}: lower optim.lr, or use engine.amp=bfloat16 or null"
