@@ -75,7 +75,7 @@ def train(cfg: DictConfig) -> None:
     announce(run_cfg, run, facts, processes)
     if state is not None:
         trainer.resume(state)
-        announce_resume(run_cfg, place, state, processes)
+        announce_resume(run_cfg, place, state, facts, processes)
         del state  # as large as model and optimiser together
     summary = trainer.fit(
         run,
@@ -127,7 +127,7 @@ def announce(cfg: TrainConfig, run: RunFolder, facts: dict, processes: Processes
         )  # fmt: skip
 
 
-def announce_resume(cfg: TrainConfig, place: str, state: dict, processes: Processes) -> None:
+def announce_resume(cfg: TrainConfig, place: str, state: dict, facts: dict, processes: Processes) -> None:
     """Say where the run goes on and what is different from before."""
     logger.info(
         f"resumed      {place}: {state['updates']:,} updates done, epoch {state['epoch'] + 1} "
@@ -137,6 +137,12 @@ def announce_resume(cfg: TrainConfig, place: str, state: dict, processes: Proces
         logger.warning(
             "the run had %d processes and now has %d: the epoch goes on with the images that are left of it",
             state["world_size"], processes.world_size,
+        )  # fmt: skip
+    if processes.main and state["position"] and state["train_images"] != facts["train_images"]:
+        logger.warning(
+            "the run had %d training images and now has %d: this epoch goes on in another order, in which some of the "
+            "images come again",
+            state["train_images"], facts["train_images"],
         )  # fmt: skip
     for change in changed_keys(state, dataclasses.asdict(cfg)) if processes.main else ():
         logger.warning("changed since the checkpoint: %s", change)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 import time
 
 import pytest
+from vit3.tools.eval import run_eval
 
 from tests.helpers import ROOT
+from tests.toy import compose_config
 from vit3.engine.checkpoint import update_checkpoints
 
 SHORT = (
@@ -68,7 +71,7 @@ def newest(run):
     return update_checkpoints(run)[0]
 
 
-def test_two_processes_train_and_evaluate(tmp_path):
+def test_two_processes_train_and_evaluate(tmp_path, caplog):
     """The same command under torchrun; raw and averaged weights with BatchNorm score as they do on one process."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     network = (
@@ -76,15 +79,18 @@ def test_two_processes_train_and_evaluate(tmp_path):
         "data.img_size=[16,16]", "engine.ema_decay=0.5", "engine.ema_warmup=false", "engine.ema_batch=16",
         "optim.lr=0.02",
     )  # fmt: skip
-    short = [key for key in SHORT if not key.startswith(("model.", "engine.steps"))] + ["engine.steps_per_epoch=20"]
+    short = [key for key in SHORT if not key.startswith(("model.", "engine.steps"))] + ["engine.steps_per_epoch=8"]
     result = run(*torchrun, "tools/train.py", *short, *network, f"output={tmp_path}", "name=r", OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["r"]  # one folder, decided by one process
     record = json.loads((tmp_path / "r" / "metrics.jsonl").read_text())
-    assert record["updates"] == 20 and json.loads((tmp_path / "r" / "summary.json").read_text())["world_size"] == 2
+    assert record["updates"] == 8 and json.loads((tmp_path / "r" / "summary.json").read_text())["world_size"] == 2
     for weights, key in (("raw", "val"), ("ema", "val_ema")):
         last = f"checkpoint={newest(tmp_path / 'r')}"
-        alone = run("tools/eval.py", last, f"weights={weights}", "device=cpu", "batch_size=7")
-        assert f"360 images: top-1 {record[key + '/top1']:.2f} %" in alone.stderr
-        loss = float(alone.stderr.rsplit("loss ", 1)[1])
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            run_eval(compose_config(last, f"weights={weights}", "device=cpu", "batch_size=64", root="eval"))
+        line = caplog.records[-1].getMessage()
+        assert f"360 images: top-1 {record[key + '/top1']:.2f} %" in line
+        loss = float(line.rsplit("loss ", 1)[1])
         assert loss == pytest.approx(record[f"{key}/loss"], abs=1e-5)

@@ -309,6 +309,7 @@ class Trainer:
             **asdict(self.updater.counts),
             "world_size": self.processes.world_size,
             "batch_size": self.batches.plan.batch,
+            "train_images": self.batches.plan.images,
             "updates_per_epoch": self.batches.plan.updates,
             "schedule_ahead": self.updater.schedule_ahead,
             "optimizer": whole(self.updater.optimizer.state_dict()),
