@@ -18,6 +18,7 @@ from vit3.engine.evaluate import evaluate
 from vit3.engine.profiling import Profile
 from vit3.engine.progress import progress
 from vit3.engine.run_folder import RunFolder
+from vit3.engine.run_place import RunPlace, epoch_line
 from vit3.engine.sharding import load_model, load_optimizer, whole
 from vit3.engine.signals import StopRequest, stop_requests
 from vit3.engine.update import Counts, NotFinite, Outcome, Updater
@@ -27,29 +28,6 @@ logger = logging.getLogger(__name__)
 
 _CHOSEN = ("weight_decay", "betas", "eps")  # settings of the optimiser, of which the configuration's count
 _STOP, _SAVE = 0, 1  # places of the flags on which the processes agree after every update
-
-
-@dataclass
-class Place:
-    """Where a run is; with the tensors, all there is to know to go on.
-
-    Attributes:
-        epoch: the one at work, from 0. position: images of it that are used up.
-        lr: learning rate of its first update, the largest of all parameters.
-        loss_sums, images: losses of its updates so far times their images, and these images.
-        best: of ``raw`` and ``ema`` weights each the epoch and top-1. record: numbers of the last finished epoch.
-        seconds: of training and evaluation. bad_images: skipped so far.
-    """
-
-    epoch: int = 0
-    position: int = 0
-    lr: float = 0.0
-    loss_sums: dict[str, float] = field(default_factory=dict)
-    images: int = 0
-    best: dict[str, Any] = field(default_factory=dict)
-    record: dict[str, Any] | None = None
-    seconds: float = 0.0
-    bad_images: int = 0
 
 
 @dataclass
@@ -82,7 +60,7 @@ class Trainer:
     profile_updates: int = 0
 
     def __post_init__(self):
-        self.place = Place()
+        self.place = RunPlace()
         self._bad_images_before = 0
 
     @property
@@ -134,7 +112,7 @@ class Trainer:
             group.update(values)
         self.updater.scaler.load_state_dict(state["scaler"])
         self.updater.counts = Counts(**{name: state[name] for name in asdict(Counts())})
-        self.place = Place(**{name: state[name] for name in asdict(Place())})
+        self.place = RunPlace(**{name: state[name] for name in asdict(RunPlace())})
         self._bad_images_before = self.place.bad_images
         self._place_schedule(state)
 
@@ -158,14 +136,14 @@ class Trainer:
             scores = self._evaluate_all(run, stop, started)
             place.seconds += time.perf_counter() - started
             record = self._record(rate, scores)
-            improved = self._note_best(record)
+            improved = place.note_best(record)
             place.epoch, place.position, place.record = place.epoch + 1, 0, record
             place.loss_sums, place.images = {}, 0
             self._finish_epoch(run, record, improved)
             if tracker:
                 tracker.log(record["updates"], record)
             if self.processes.main:
-                logger.info(_line(record, self.epochs, self._best()))
+                logger.info(epoch_line(record, self.epochs, self.place.better()))
                 try:
                     after_epoch()
                 except OSError as error:
@@ -276,24 +254,9 @@ class Trainer:
         left_out = {"bad_updates": counts.bad, "scale_skips": counts.scale_skips, "bad_images": place.bad_images}
         return record | {name: number for name, number in left_out.items() if number}
 
-    def _note_best(self, record: dict[str, Any]) -> list[str]:
-        """Remember the best top-1 of raw and of averaged weights, ties to the earlier epoch; returns what improved."""
-        improved = []
-        for weights, key in (("raw", "val/top1"), ("ema", "val_ema/top1")):
-            best = self.place.best.get(weights)
-            if key in record and (best is None or record[key] > best["top1"]):
-                self.place.best[weights] = {"epoch": record["epoch"], "top1": record[key]}
-                improved.append(weights)
-        return improved
-
-    def _best(self) -> dict[str, Any] | None:
-        """The better of the best raw and the best averaged weights; ties go to the earlier epoch, then to raw."""
-        found = [{"epoch": b["epoch"], "weights": weights, "top1": b["top1"]} for weights, b in self.place.best.items()]
-        return max(found, key=lambda b: (b["top1"], -b["epoch"], b["weights"] == "raw"), default=None)
-
     def _summary(self) -> dict[str, Any]:
         return {
-            "best": self._best(),
+            "best": self.place.better(),
             "best_of_each": self.place.best,
             "last": self.place.record,
             "epochs": self.epochs,
@@ -361,21 +324,3 @@ class Trainer:
 
 def _lr(optimizer) -> float:
     return max(group["lr"] for group in optimizer.param_groups)
-
-
-def _line(record: dict[str, Any], epochs: int, best: dict[str, Any]) -> str:
-    """One line of the log for one epoch."""
-    loss = f"{record['train/loss']:.4f}" if "train/loss" in record else "none"
-    ema = f"  ema {record['val_ema/top1']:6.2f} %" if "val_ema/top1" in record else ""
-    left = record["seconds"] / (record["epoch"] + 1) * (epochs - record["epoch"] - 1)
-    return (
-        f"epoch {record['epoch'] + 1:3d}/{epochs}  loss {loss}"
-        f"  top-1 {record['val/top1']:6.2f} %{ema}"
-        f"  best {best['top1']:.2f} %  {record['images_per_s']:,.0f} images/s  {_duration(left)} left"
-    )
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
