@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import vit3.build
+import vit3.build.training
 import vit3.data.loader
 from tests.processes import run_processes
 from tests.test_config import RECIPES
@@ -121,8 +121,8 @@ def test_values_reach_timm(monkeypatch):
         return call
 
     for module, name in (
-        (vit3.data.loader, "create_transform"), (vit3.data.loader, "PrefetchLoader"), (vit3.build, "Mixup"),
-        (vit3.build, "create_optimizer_v2"), (vit3.build, "ClassificationTask"),
+        (vit3.data.loader, "create_transform"), (vit3.data.loader, "PrefetchLoader"), (vit3.build.training, "Mixup"),
+        (vit3.build.training, "create_optimizer_v2"), (vit3.build.training, "ClassificationTask"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, spy(name, getattr(module, name)))
     trainer = trainer_of(

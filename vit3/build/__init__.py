@@ -1,0 +1,38 @@
+"""The only room where a configuration becomes objects."""
+
+from vit3.build.data import (
+    Derived,
+    build_data,
+    build_eval_loader,
+    build_plan,
+    build_train_loader,
+    check_data_config,
+    derive,
+)
+from vit3.build.model import build_model, frozen_modules
+from vit3.build.training import (
+    build_optimizer,
+    build_schedule,
+    build_task,
+    build_tracker,
+    build_trainer,
+    build_updater,
+)
+
+__all__ = [
+    "Derived",
+    "build_data",
+    "build_eval_loader",
+    "build_model",
+    "build_optimizer",
+    "build_plan",
+    "build_schedule",
+    "build_task",
+    "build_tracker",
+    "build_train_loader",
+    "build_trainer",
+    "build_updater",
+    "check_data_config",
+    "derive",
+    "frozen_modules",
+]

@@ -1,0 +1,105 @@
+"""The network: any registered model, ours with the chosen mixer, weights to start from, frozen parts."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+from timm.models import get_pretrained_cfg, split_model_name_tag
+from torch import nn
+
+from vit3.config import ModelConfig, TrainConfig, nearest
+from vit3.engine.checkpoint import best_checkpoint
+from vit3.errors import UserError
+from vit3.inner import InnerSpec
+from vit3.models import MODEL_NAMES, HViT3, ViT3
+from vit3.models.weights import load_weights
+
+logger = logging.getLogger(__name__)
+
+
+def build_model(cfg: TrainConfig, classes: Sequence[str]) -> nn.Module:
+    """Any registered model; ours with the chosen mixer.
+
+    Args:
+        classes: names in the order of their labels.
+
+    Raises:
+        UserError: unknown name or argument, or values that the model refuses.
+    """
+    m, img_size = cfg.model, tuple(cfg.data.img_size)
+    arch = split_model_name_tag(m.name)[0]
+    if not timm.is_model(arch):
+        raise UserError(f"model.name={m.name} is no registered model; {nearest(m.name, timm.list_models())}")
+    given = dict(
+        in_chans=cfg.data.in_chans, num_classes=len(classes), drop_rate=m.drop_rate, drop_path_rate=m.drop_path_rate
+    )
+    if arch in MODEL_NAMES:
+        given |= dict(img_size=img_size, mixer=cfg.mixer.name, mixer_kwargs=_mixer_kwargs(cfg))
+        _check_arguments(m, given)
+    elif get_pretrained_cfg(m.name).fixed_input_size:
+        given |= dict(img_size=img_size)
+    try:
+        model = timm.create_model(m.name, pretrained=m.pretrained, **{**m.kwargs, **given})
+    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+        raise UserError(f"model {m.name} cannot be built: {error}") from error
+    if m.checkpoint:
+        _load_start(model, m.checkpoint, classes)
+    if m.grad_checkpointing:
+        model.set_grad_checkpointing()
+    frozen_modules(model, m.freeze)
+    return model
+
+
+def frozen_modules(model: nn.Module, prefixes: list[str]) -> tuple[nn.Module, ...]:
+    """Switch off learning of all parts whose names begin with one of ``prefixes``; returns these parts.
+
+    Raises:
+        UserError: nothing begins with a prefix, or nothing is left to learn.
+    """
+    frozen = []
+    for prefix in prefixes:
+        found = [m for name, m in model.named_modules() if name == prefix or name.startswith(f"{prefix}.")]
+        if not found:
+            raise UserError(f"model.freeze: no part of the model is called {prefix}; "
+                            f"{nearest(prefix, [name for name, _ in model.named_modules() if name])}")  # fmt: skip
+        frozen += found
+    for module in frozen:
+        module.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"model.freeze={prefixes} leaves nothing to learn; freeze less")
+    return tuple(frozen)
+
+
+def _mixer_kwargs(cfg: TrainConfig) -> dict[str, Any]:
+    if cfg.mixer.name != "ttt":
+        return {}
+    try:
+        inner = InnerSpec(lr=cfg.inner.lr, scale=cfg.inner.scale)
+        return dict(backend=cfg.mixer.backend, autotune=cfg.mixer.autotune, inner=inner)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _check_arguments(cfg: ModelConfig, given: dict[str, Any]) -> None:
+    """Name the nearest argument where ``model.kwargs`` has one that our models lack or that is ``given`` elsewhere."""
+    cls = HViT3 if cfg.name.startswith("h_") else ViT3
+    allowed = set(inspect.signature(cls).parameters) - given.keys()
+    for name in cfg.kwargs:
+        if name not in allowed:
+            raise UserError(f"model.kwargs.{name} is no argument of {cfg.name}; {nearest(name, allowed)}")
+
+
+def _load_start(model: nn.Module, path: str, classes: Sequence[str]) -> None:
+    """Load weights to start from (of a run folder: its best) and say what was found."""
+    folder = Path(path)
+    file = best_checkpoint(folder) if folder.is_dir() else folder
+    try:
+        report = load_weights(model, file, ema=file.name == "best_ema.pt", classes=classes)
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(f"model.checkpoint={path}: {error}") from error
+    logger.info("model.checkpoint=%s: %s", file, report)
