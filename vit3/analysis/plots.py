@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 _RAW, _EMA, _LOSS, _WRONG = "#1f5fa8", "#d1661f", "#444444", "#c02626"
+_PAPER = dict(facecolor="white", edgecolor="none", alpha=0.8, pad=1.5)  # behind text, so that it can be read on lines
 
 
 def _figure(width: float, height: float):
@@ -32,7 +33,9 @@ def plot_curves(metrics: Path, target: Path, title: str) -> None:
             marker = "o" if len(records) == 1 else None
             axes.plot(epochs, [r.get(key) for r in records], style, color=color, label=label, marker=marker)
 
-    line(loss, "train/loss", "training (augmented)", _LOSS, "--")
+    whole = "train/cross_entropy" not in records[-1]  # else the loss has a second part, which sets in later
+    line(loss, "train/loss" if whole else "train/cross_entropy", "training (augmented)", _LOSS, "--")
+    line(loss, "train/mesa", "training, MESA part", _LOSS, ":")
     line(loss, "val/loss", "test", _RAW)
     line(loss, "val_ema/loss", "test, EMA", _EMA)
     line(accuracy, "val/top1", "top-1", _RAW)
@@ -42,7 +45,7 @@ def plot_curves(metrics: Path, target: Path, title: str) -> None:
     last = max(records[-1].get(k, 0.0) for k in ("val/top1", "val_ema/top1"))
     accuracy.axhline(best, color="#999999", linewidth=0.8, linestyle=":")
     note = f"last {last:.2f} %, best {best:.2f} % (epoch {-epoch})"
-    accuracy.annotate(note, (0.98, 0.04), xycoords="axes fraction", ha="right", color="#333333")
+    accuracy.annotate(note, (0.98, 0.04), xycoords="axes fraction", ha="right", color="#333333", bbox=_PAPER)
     for axes, ylabel in ((loss, "loss"), (accuracy, "accuracy [%]")):
         axes.set_xlabel("epoch")
         axes.set_ylabel(ylabel)

@@ -36,9 +36,11 @@ class MESATask(ClassificationTask):
             input: images (b, C, H, W). target: labels (b,) or distributions (b, K).
 
         Returns:
-            ``loss``, ``output`` and, once the second term is on, ``mesa`` (without its weight).
+            ``loss``, ``output``, the first term as ``cross_entropy`` and, once it is on, the second as ``mesa``
+            (without its weight).
         """
         result = super().forward(input, target)
+        result["cross_entropy"] = result["loss"]
         if self.active:
             result["mesa"] = mesa_loss(result["output"], self._teacher(input))
             result["loss"] = result["loss"] + self.weight * result["mesa"]
