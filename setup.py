@@ -42,6 +42,7 @@ setup(
         "tensorboard": ["tensorboard>=2.14"],
         "dev": [
             "pytest>=8",
+            "pytest-xdist>=3.5",
             "ruff>=0.6",
             "hydra-submitit-launcher>=1.2,<2",
             "tensorboard>=2.14",

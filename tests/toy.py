@@ -81,6 +81,18 @@ def train_epoch(trainer: Trainer, epoch: int = 0) -> dict[str, float]:
     return {name: float(np.mean([o.losses[name] for o in outcomes])) for name in outcomes[0].losses}
 
 
+def no_pictures(patch) -> None:
+    """Let ``tools/train.py`` leave empty files for pictures, which take longer to draw than a short run to train."""
+
+    def empty(*args):
+        for path in args:
+            if isinstance(path, Path) and path.suffix == ".png":
+                path.write_bytes(b"")
+
+    for name in ("plot_curves", "plot_predictions"):
+        patch(f"vit3.tools.train.{name}", empty)
+
+
 def make_image(path: Path, color: int, size: tuple[int, int] = (20, 24), mode: str = "RGB") -> None:
     """A noisy image around one colour, so that classes can be told apart."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,13 @@ import json
 import pytest
 from vit3.tools.train import train
 
-from tests.toy import short_run
+from tests.toy import no_pictures, short_run
 from vit3.engine.profiling import PHASES
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    no_pictures(monkeypatch.setattr)
 
 
 def test_profile_leaves_shares_and_a_trace(tmp_path):

@@ -14,7 +14,7 @@ from vit3.tools import train as tool
 from vit3.tools.eval import run_eval
 from vit3.tools.train import train
 
-from tests.toy import compose_config, make_folder, short_run
+from tests.toy import compose_config, make_folder, no_pictures, short_run
 from vit3.engine.checkpoint import load_checkpoint, save_checkpoint, update_checkpoints
 from vit3.engine.train import Trainer
 from vit3.errors import UserError
@@ -35,6 +35,12 @@ def evaluate(checkpoint, caplog, *overrides):
     with caplog.at_level(logging.INFO):
         run_eval(compose_config(f"checkpoint={checkpoint}", "device=cpu", *overrides, root="eval"))
     return caplog.records[-1].getMessage()
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    """Only :func:`finished`, which is set up before, draws."""
+    no_pictures(monkeypatch.setattr)
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ class Trainer:
                 logger.info(epoch_line(record, self.epochs, self.place.better()))
                 try:
                     after_epoch()
-                except OSError as error:
+                except Exception as error:  # whatever becomes of a picture, training goes on
                     logger.warning("pictures of this epoch are lost (%s)", error)
         return self._summary()
 
