@@ -24,13 +24,13 @@ stopped=0 # SIGTERM: scancel or preemption
 run_step() { # run_step SIGNAL TASKS_PER_NODE COMMAND...: a step; it gets SIGNAL on a warning; its status in $status
     local signal="$1" tasks="$2" again=1 step
     shift 2
+    # scancel tells the processes; srun does not pass every signal on (it dies of SIGTERM, and they with it)
+    trap 'again=1; [ "$warned" = 1 ] || { warned=1; scancel --signal="$signal" "$SLURM_JOB_ID"; }' USR1
+    trap 'stopped=1 again=1' TERM
     # One process that dies ends the others after two minutes. It must not end them at once: they may be saving.
     srun --nodes="$nodes" --ntasks="$((nodes * tasks))" --ntasks-per-node="$tasks" \
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=120 "$@" &
     step=$!
-    # scancel tells the processes; srun does not pass every signal on (it dies of SIGTERM, and they with it)
-    trap 'again=1; [ "$warned" = 1 ] || { warned=1; scancel --signal="$signal" "$SLURM_JOB_ID"; }' USR1
-    trap 'stopped=1 again=1' TERM
     while [ "$again" = 1 ]; do # a signal ends `wait` before the step has ended
         again=0
         wait "$step"

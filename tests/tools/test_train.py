@@ -219,20 +219,13 @@ def test_predictions_sheet_of_eval(finished, caplog, tmp_path):
     assert Image.open(tmp_path / "sheet.png").size[0] > 500
 
 
-@pytest.fixture
-def no_pictures(monkeypatch):
-    """They take longer than the training."""
-    for name in ("plot_curves", "plot_predictions"):
-        monkeypatch.setattr(tool, name, lambda *args: None)
-
-
 def half(folder, *overrides, epochs=2):
     """A run as it is after the first of ``epochs`` epochs: the later checkpoint, best weights and lines are later's."""
     train(short_run(folder.parent, f"name={folder.name}", "engine.keep_last=9", *overrides, epochs=epochs))
     return update_checkpoints(folder)[-1]
 
 
-def test_another_batch_goes_on_at_the_same_place_of_the_schedule(tmp_path, no_pictures):
+def test_another_batch_goes_on_at_the_same_place_of_the_schedule(tmp_path):
     """Four updates an epoch, then two: rates are those of the epoch at work; the first has the last's."""
     old = half(tmp_path / "a", "engine.steps_per_epoch=4", epochs=4)
     more = (
@@ -245,7 +238,7 @@ def test_another_batch_goes_on_at_the_same_place_of_the_schedule(tmp_path, no_pi
     assert [record["lr"] for record in records(tmp_path / "a")][1:] == pytest.approx(wanted)
 
 
-def test_settings_of_the_optimiser_are_the_resuming_command_s(tmp_path, no_pictures):
+def test_settings_of_the_optimiser_are_the_resuming_command_s(tmp_path):
     half(tmp_path / "a")
     train(short_run(tmp_path, f"resume={tmp_path / 'a'}", "optim.weight_decay=0.5", "optim.betas=[0.8,0.9]", epochs=3))
     groups = load_checkpoint(tmp_path / "a")["optimizer"]["param_groups"]
@@ -253,7 +246,7 @@ def test_settings_of_the_optimiser_are_the_resuming_command_s(tmp_path, no_pictu
     assert all(tuple(group["betas"]) == (0.8, 0.9) for group in groups)
 
 
-def test_best_weights_of_later_updates_are_not_taken_for_those_of_the_resumed(tmp_path, caplog, no_pictures):
+def test_best_weights_of_later_updates_are_not_taken_for_those_of_the_resumed(tmp_path, caplog):
     """The best file is of epoch 2; resuming epoch 1, where rate 0 cannot improve anything, may not leave it there."""
     old = half(tmp_path / "a")
     best = load_checkpoint(tmp_path / "a" / "best_raw.pt")
@@ -268,7 +261,7 @@ def test_best_weights_of_later_updates_are_not_taken_for_those_of_the_resumed(tm
     assert "the best raw weights (epoch 1, top-1 99.00 %) are not in" in caplog.text
 
 
-def test_a_checkpoint_alone_can_be_resumed(tmp_path, no_pictures):
+def test_a_checkpoint_alone_can_be_resumed(tmp_path):
     """Moved without its run folder, so without best weights."""
     old = half(tmp_path / "a")
     (tmp_path / "b").mkdir()
@@ -291,7 +284,7 @@ def test_a_run_stopped_after_its_last_checkpoint_is_completed(tmp_path, lost):
         train(short_run(tmp_path, "name=a", "resume=auto", epochs=2))
 
 
-def test_a_moving_average_that_is_switched_off_was_the_best(tmp_path, no_pictures):
+def test_a_moving_average_that_is_switched_off_was_the_best(tmp_path):
     half(tmp_path / "a", "engine.ema_decay=0.5", "engine.ema_batch=16")
     newest = update_checkpoints(tmp_path / "a")[0]
     state = load_checkpoint(newest)
