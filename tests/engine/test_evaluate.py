@@ -62,15 +62,21 @@ class Shades(Dataset):
         return self.transform(Image.new("L", (4, 4), i * 7 % 256)), i % 7
 
 
-def score_shades(count: int, batch: int):
-    processes = start_processes("cpu")
+def score_shades(count: int, batch: int, stopping: int | None = None):
+    """Scores, unless process ``stopping`` is asked to stop at its second batch."""
+    processes, asked = start_processes("cpu"), []
+
+    def stop():
+        asked.append(1)
+        return processes.rank == stopping and len(asked) == 2
+
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 7))
     loader = make_eval_loader(
         Shades(count), batch, rank=processes.rank, world_size=processes.world_size, img_size=(4, 4), in_chans=1,
         mean=(0.5,), std=(0.5,), interpolation="bilinear", crop_pct=1.0, workers=0, device=processes.device,
     )  # fmt: skip
-    return evaluate(model, loader, processes, stop=lambda: False)
+    return evaluate(model, loader, processes, stop=stop)
 
 
 @pytest.mark.parametrize(("count", "world_size", "batch"), [(7, 2, 2), (1001, 3, 64), (1, 2, 4), (2, 3, 1)])
@@ -84,3 +90,7 @@ def test_evaluation_can_be_stopped(problem):
     model, images, labels = problem
     asked = iter([False, False, True])
     assert evaluate(model, list(zip(images.split(7), labels.split(7))), CPU, stop=lambda: next(asked)) is None
+
+
+def test_one_process_that_is_stopped_stops_all():
+    assert run_processes(score_shades, 2, 20, 4, 1, timeout=60) == [None, None]
