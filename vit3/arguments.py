@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from vit3.config import known_keys, nearest
 from vit3.errors import UserError
 
-_FREE_KEYS = ("model.kwargs.",)  # below these, any key may be set
+_FREE_KEYS = ("model.kwargs.", "mixer.kwargs.")  # below these, any key may be set
 
 MULTIRUN = ("-m", "--multirun")
 

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vit3.errors import UserError
+from vit3.inner.spec import InnerSpec
 
 # OmegaConf reads these annotations at run time, hence typing's spelling.
 
@@ -68,12 +69,7 @@ class MixerConfig:
     name: str
     backend: str
     autotune: bool
-
-
-@dataclass
-class InnerConfig:
-    lr: float
-    scale: float
+    kwargs: Dict[str, Any]
 
 
 @dataclass
@@ -140,7 +136,7 @@ class TrainConfig:
     augment: AugmentConfig
     model: ModelConfig
     mixer: MixerConfig
-    inner: InnerConfig
+    inner: InnerSpec
     task: TaskConfig
     optim: OptimConfig
     engine: EngineConfig
@@ -149,6 +145,9 @@ class TrainConfig:
     name: Optional[str]
     resume: Optional[str]
     print_groups: bool
+    ablation: Optional[str]
+    row: Optional[str]
+    column: Optional[str]
 
 
 @dataclass
@@ -249,13 +248,26 @@ def typed(cfg: DictConfig, schema: type) -> Any:
         key = missing[0]
         raise UserError(f"{key} has no value yet; set it on the command line: {key}=VALUE")
     try:
-        structured = OmegaConf.merge(OmegaConf.structured(schema), cfg)
-        run = OmegaConf.to_object(structured)
+        run = OmegaConf.to_object(OmegaConf.merge(_structured(schema), cfg))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{getattr(error, 'full_key', None) or 'config'}: {reason}") from error
+    except ValueError as error:  # what a frozen part says of its values
+        raise UserError(str(error)) from error
     _check_values(run)
     return run
+
+
+def _structured(schema: type) -> DictConfig:
+    """``schema`` as OmegaConf takes it; its frozen parts, which OmegaConf would lock, can be filled."""
+    structured = OmegaConf.structured(schema)
+    for field in dataclasses.fields(schema):
+        kind = _dataclass_of(field, schema)
+        if kind and kind.__dataclass_params__.frozen:
+            part = OmegaConf.structured(kind)
+            OmegaConf.set_readonly(part, False)
+            structured[field.name] = part
+    return structured
 
 
 def nearest(name: str, allowed) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 from vit3.config import ModelConfig, TrainConfig, nearest
 from vit3.engine.checkpoint import best_checkpoint
 from vit3.errors import UserError
-from vit3.inner import InnerSpec
+from vit3.mixers import MIXERS
 from vit3.models import MODEL_NAMES, HViT3, ViT3
 from vit3.models.weights import load_weights
 
@@ -76,13 +76,15 @@ def frozen_modules(model: nn.Module, prefixes: list[str]) -> tuple[nn.Module, ..
 
 
 def _mixer_kwargs(cfg: TrainConfig) -> dict[str, Any]:
-    if cfg.mixer.name != "ttt":
+    m = cfg.mixer
+    if m.name not in MIXERS:  # the model says it
         return {}
-    try:
-        inner = InnerSpec(lr=cfg.inner.lr, scale=cfg.inner.scale)
-        return dict(backend=cfg.mixer.backend, autotune=cfg.mixer.autotune, inner=inner)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    given = dict(backend=m.backend, autotune=m.autotune, inner=cfg.inner) if m.name == "ttt" else {}
+    allowed = set(inspect.signature(MIXERS[m.name]).parameters) - {"dim", "num_heads"} - given.keys()
+    for name in m.kwargs:
+        if name not in allowed:
+            raise UserError(f"mixer.kwargs.{name} is no argument of mixer {m.name}; {nearest(name, allowed)}")
+    return {**m.kwargs, **given}
 
 
 def _check_arguments(cfg: ModelConfig, given: dict[str, Any]) -> None:
