@@ -133,8 +133,8 @@ class ModelSpec:
             raise ValueError(f"inner.residual=output_weight needs an output layer, which '{model}' has not; "
                              "use inner.residual=input, or inner.model=mlp or swiglu")  # fmt: skip
         if self.init == "zero" and model in ("mlp", "glu", "swiglu"):
-            raise ValueError(f"inner.init=zero never learns with inner.model={model}: every gradient is a product "
-                             "with another weight, and all are zero; use inner.output_init=zero, or another one")  # fmt: skip
+            raise ValueError(f"inner.init=zero never learns with inner.model={model}: each gradient is a product "
+                             "with another weight, all zero; use inner.output_init=zero, or another model")  # fmt: skip
 
 
 @dataclass(frozen=True)
