@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from vit3.inner import DWCONV, GLU, InnerModel, InnerSpec, inner_train
+from vit3.inner import InnerSpec, ModelSpec, inner_model, inner_train
 from vit3.ops import dwconv_ttt, glu_ttt
 from vit3.ops.dwconv_ttt import reference as dwconv_reference
 from vit3.ops.glu_ttt import reference as glu_reference
@@ -29,7 +29,6 @@ class Op:
     name: str
     function: Callable[..., Tensor]
     fast: Callable[..., tuple[Tensor, ...]]
-    model: InnerModel
     weights: int
     backend: str = "auto"
 
@@ -55,10 +54,25 @@ class Op:
 
     def oracle(self, q: Tensor, k: Tensor, v: Tensor, *weights: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Output and fast weights by autograd through the inner step."""
-        if self.name == "dwconv":
-            weights = tuple(w[None] for w in weights)
-        fast = inner_train(self.model, weights, k, v, SPEC)
-        return self.model.apply(fast, q), fast
+        shape = q.shape
+        model, (q, k, v), grid = self.tokens(q, k, v)
+        fast = inner_train(model, model.start(weights), k, v, SPEC, grid=grid, method="autograd")
+        y = model.apply(fast, q, grid)
+        return (y if self.name == "glu" else y.mT.reshape(shape)), fast
+
+    def predict(self, weights: tuple[Tensor, ...], x: Tensor) -> Tensor:
+        """The inner model on x, with one set of weights per sample."""
+        model, (tokens,), grid = self.tokens(x)
+        y = model.apply(weights, tokens, grid)
+        return y if self.name == "glu" else y.mT.reshape(x.shape)
+
+    def tokens(self, *tensors: Tensor):
+        """The inner model, tensors as tokens (B, G, N, D), and the grid."""
+        _, m, n, d = tensors[0].shape
+        if self.name == "glu":
+            return inner_model(ModelSpec("glu"), m, d), tensors, (1, n)
+        model = inner_model(ModelSpec("dwconv"), 1, m)
+        return model, tuple(x.flatten(2).mT[:, None] for x in tensors), (n, d)
 
 
 def _dwconv_fast(*args, **options):
@@ -69,8 +83,8 @@ OPS = [
     op
     for backend in ("reference", "fused")
     for op in (
-        Op("glu", glu_ttt, glu_reference.fast_weights, GLU, 2, backend),
-        Op("dwconv", dwconv_ttt, _dwconv_fast, DWCONV, 1, backend),
+        Op("glu", glu_ttt, glu_reference.fast_weights, 2, backend),
+        Op("dwconv", dwconv_ttt, _dwconv_fast, 1, backend),
     )
 ]
 

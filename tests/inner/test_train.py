@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.helpers import OPS, SPEC, max_error
-from vit3.inner import GLU, InnerSpec, inner_train
+from vit3.inner import InnerSpec, inner_model, inner_train
 
 each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 modes = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
@@ -51,7 +51,9 @@ def test_samples_are_independent(op):
 def test_weights_need_a_sample_dimension():
     k = torch.randn(2, 1, 5, 4)
     with pytest.raises(ValueError, match="learned start"):
-        inner_train(GLU, (torch.randn(3, 1, 4, 4), torch.randn(1, 1, 4, 4)), k, k, SPEC)
+        inner_train(
+            inner_model(SPEC, 1, 4), (torch.randn(3, 1, 4, 4), torch.randn(1, 1, 4, 4)), k, k, SPEC, grid=(1, 5)
+        )
 
 
 @pytest.mark.parametrize("field", ["lr", "scale"])

@@ -48,7 +48,7 @@ def test_step_lowers_loss(op):
     q, k, v, *weights = op.inputs(grad=False)
     start = tuple(w.expand_as(f) for w, f in zip(weights, op.fast(k, v, *weights, lr=0.0, scale=1 / 3)))
     fast = op.fast(k, v, *weights, lr=0.1, scale=1 / 3)
-    before, after = ((op.model.apply(w, k) * v).sum() for w in (start, fast))
+    before, after = ((op.predict(w, k) * v).sum() for w in (start, fast))
     assert after > before  # the loss is minus this
 
 
@@ -57,4 +57,4 @@ def test_no_step_applies_start(op):
     q, k, v, *weights = op.inputs(grad=False)
     y = op.run(q, k, v, *weights, lr=0.0, scale=1 / 3)
     start = tuple(w.expand_as(f) for w, f in zip(weights, op.fast(k, v, *weights, lr=0.0, scale=1 / 3)))
-    assert max_error(y, op.model.apply(start, q)) <= 1e-14
+    assert max_error(y, op.predict(start, q)) <= 1e-14

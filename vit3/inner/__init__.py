@@ -1,8 +1,9 @@
-"""The inner problem: which model is trained on (k, v), by which loss and step, and a generic loop that does it."""
+"""The inner problem: which model is trained on (k, v), by which loss and steps, and the loop that does it."""
 
-from vit3.inner.models import DWCONV, GLU, InnerModel
+from vit3.inner.losses import Loss
+from vit3.inner.models import InnerModel, inner_model
 from vit3.inner.report import inner_report
-from vit3.inner.spec import InnerSpec
+from vit3.inner.spec import BranchSpec, InnerSpec, ModelSpec
 from vit3.inner.train import inner_train
 
-__all__ = ["DWCONV", "GLU", "InnerModel", "InnerSpec", "inner_report", "inner_train"]
+__all__ = ["BranchSpec", "InnerModel", "InnerSpec", "Loss", "ModelSpec", "inner_model", "inner_report", "inner_train"]

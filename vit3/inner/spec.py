@@ -209,6 +209,8 @@ class InnerSpec(ModelSpec):
                 if branch.model == "dwconv":
                     raise ValueError("inner.optimizer=muon makes matrices orthogonal, and a depthwise kernel is none; "
                                      "use sgd, momentum or adam, or inner models fc, mlp, glu, conv")  # fmt: skip
+        if self.renormalise and any("zero" in (branch.init, branch.output_init) for branch in (self, *self.beside)):
+            raise ValueError("inner.renormalise=true keeps weights that start at zero there; use another inner.init")
         if self.control in ("mean_rate", "shuffle_rate") and not self.rate.startswith("token"):
             raise ValueError(f"inner.control={self.control} needs a rate per token; set inner.rate=token")
 
