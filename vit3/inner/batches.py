@@ -34,8 +34,8 @@ def token_batches(batch: str, order: str, h: int, w: int) -> tuple[Tensor, ...] 
     """Indices of the tokens of each mini-batch of an h x w grid; None where one mini-batch has all of them.
 
     Args:
-        batch: as of :func:`batch_sizes`. order: ``raster`` (runs of the raster, the paper's), ``strided`` (every k-th),
-            ``blockwise`` (rectangles of the grid) or ``random`` (a fixed shuffle).
+        batch: as of :func:`batch_sizes`. order: ``raster`` (runs of the raster, the paper's), ``strided`` (every k-th
+            of k mini-batches, even in size), ``blockwise`` (rectangles of the grid) or ``random`` (a fixed shuffle).
 
     Raises:
         ValueError: more parts than tokens.
