@@ -173,6 +173,15 @@ class PlanConfig(TrainConfig):
     images_per_s: Optional[float]
 
 
+@dataclass
+class FlopsConfig(TrainConfig):
+    """A network, and the image sizes at which its costs are counted."""
+
+    sizes: Optional[List[Any]]  # sides, or [height, width]
+    classes: int
+    count: bool
+
+
 _CHOICES = {
     "data.on_bad_image": ("raise", "skip"),
     "data.interpolation": ("bilinear", "bicubic", "lanczos", "nearest"),
@@ -231,6 +240,7 @@ _RANGES = {
     "engine.threads": (1, None),
     "logger.every": (1, None),
     "batch_size": (1, None),
+    "classes": (1, None),
     "workers": (0, None),
 }
 

@@ -1,7 +1,8 @@
-"""Multiply-adds of a network, inner step included.
+"""Multiply-adds of a network, inner training included.
 
-Counted: linear layers, convolutions and the mixers by their own formula. Not counted: norms, activations, additions,
-pooling (together below half a per cent). The formulas do not depend on the backend that runs the inner step.
+Counted: linear layers, convolutions and the mixers by their own formula. Not counted: norms (unless asked for),
+activations, additions, pooling (together below half a per cent). The formulas do not depend on the backend that runs
+the inner training. :func:`counted_macs` runs the network under PyTorch's own counter instead, as a check.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+_PER_NORMALISED = 5  # operations an element of a LayerNorm, as fvcore counts them, and with it the paper's ablations
 
 
-def count_macs(model: nn.Module, img_size: tuple[int, int] | list[int]) -> int:
+def count_macs(model: nn.Module, img_size: tuple[int, int] | list[int], layer_norms: bool = False) -> int:
     """Multiply-adds of one forward pass of one image.
 
     Works for any model of linear and convolutional layers and of mixers that have ``macs(h, w)``; nothing is
@@ -20,28 +25,50 @@ def count_macs(model: nn.Module, img_size: tuple[int, int] | list[int]) -> int:
 
     Args:
         model: with ``in_chans``. img_size: (height, width) in pixels.
+        layer_norms: add five operations an element of each LayerNorm, as fvcore does.
     """
+    return sum(macs_by_part(model, img_size, layer_norms).values())
+
+
+def macs_by_part(model: nn.Module, img_size: tuple[int, int] | list[int], layer_norms: bool = False) -> dict[str, int]:
+    """Multiply-adds of every counted layer and mixer by its name, in the order of the model; as :func:`count_macs`."""
     model = copy.deepcopy(model).to("meta").eval()
-    total = 0
-
-    def add_layer(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal total
-        if isinstance(module, nn.Linear):
-            total += output.numel() * module.in_features
-        else:
-            total += output.numel() * module.weight[0].numel()
-
-    def add_mixer(module: nn.Module, inputs: tuple, output: Tensor) -> None:
-        nonlocal total
-        total += module.macs(*inputs[1:3])
-
     mixers = [module for module in model.modules() if hasattr(module, "macs")]
-    inside = {part for mixer in mixers for part in mixer.modules()}
-    for module in model.modules():
+    inside = {part for mixer in mixers for part in mixer.modules()} - set(mixers)
+    found: dict[str, int] = {}
+
+    def add(name: str, macs) -> None:
+        def hook(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+            found[name] = found.get(name, 0) + macs(module, inputs, output)
+
+        model.get_submodule(name).register_forward_hook(hook)
+
+    for name, module in model.named_modules():
+        if module in inside:
+            continue
         if module in mixers:
-            module.register_forward_hook(add_mixer)
-        elif isinstance(module, (nn.Linear, nn.Conv2d)) and module not in inside:
-            module.register_forward_hook(add_layer)
+            add(name, lambda module, inputs, output: module.macs(*inputs[1:3]))
+        elif isinstance(module, nn.Linear):
+            add(name, lambda module, inputs, output: output.numel() * module.in_features)
+        elif isinstance(module, nn.Conv2d):
+            add(name, lambda module, inputs, output: output.numel() * module.weight[0].numel())
+        elif layer_norms and isinstance(module, nn.LayerNorm):
+            add(name, lambda module, inputs, output: output.numel() * _PER_NORMALISED)
     with torch.no_grad():
         model(torch.empty(1, getattr(model, "in_chans", 3), *img_size, device="meta"))
-    return total
+    order = {name: i for i, (name, _) in enumerate(model.named_modules())}
+    return dict(sorted(found.items(), key=lambda item: order[item[0]]))
+
+
+@torch.no_grad()
+def counted_macs(model: nn.Module, img_size: tuple[int, int] | list[int]) -> int:
+    """Multiply-adds that PyTorch's counter sees while one image runs: products of matrices, convolutions, operators."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    try:
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model(torch.zeros(1, getattr(model, "in_chans", 3), *img_size, device=device))
+    finally:
+        model.train(training)
+    return counter.get_total_flops() // 2

@@ -216,7 +216,7 @@ class Conv(InnerModel):
         neighbours = self._neighbours(x.mT.reshape(b, g, d, *grid))  # (B, G, D, k*k, N)
         e = error.mT  # (B, G, D, N)
         if self.inputs == 1:
-            taps = (neighbours * e[..., None, :]).sum(dim=-1)
+            taps = neighbours @ e[..., None]  # [k*k, N] @ [N, 1] -> [k*k, 1]
         else:
             taps = e @ neighbours.flatten(2, 3).mT  # [D, N] @ [N, D*k*k] -> [D, D*k*k]
         return (taps.reshape(b, *self.shapes[0]),)

@@ -12,6 +12,23 @@ from typing import Optional, Tuple
 
 MODELS = ("fc", "silu_fc", "mlp", "glu", "swiglu", "conv", "dwconv")
 LOSSES = ("dot", "mse", "rmse", "mae", "smooth_l1", "huber", "cosine")
+CONTROLS = (
+    "none",
+    "query_is_key",
+    "shuffle_q_tokens",
+    "shuffle_k_tokens",
+    "shuffle_v_tokens",
+    "shuffle_q_images",
+    "shuffle_k_images",
+    "shuffle_v_images",
+    "zero_start",
+    "random_start",
+    "zero_fast",
+    "swap_fast",
+    "mean_fast",
+    "mean_rate",
+    "shuffle_rate",
+)
 
 _CHOICES = {
     "model": MODELS,
@@ -24,23 +41,7 @@ _CHOICES = {
     "order": ("raster", "strided", "blockwise", "random"),
     "optimizer": ("sgd", "momentum", "muon", "adam"),
     "gradient_norm": ("none", "soft", "clip"),
-    "control": (
-        "none",
-        "query_is_key",
-        "shuffle_q_tokens",
-        "shuffle_k_tokens",
-        "shuffle_v_tokens",
-        "shuffle_q_images",
-        "shuffle_k_images",
-        "shuffle_v_images",
-        "zero_start",
-        "random_start",
-        "zero_fast",
-        "swap_fast",
-        "mean_fast",
-        "mean_rate",
-        "shuffle_rate",
-    ),
+    "control": CONTROLS,
 }
 
 # name: (lowest, highest) allowed, both included; None = no bound

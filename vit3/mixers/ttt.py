@@ -9,10 +9,12 @@ linear in the number of tokens. Source: paper sections 3 to 5 and the authors' r
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor, nn
 
-from vit3.inner import InnerModel, InnerSpec, inner_model, inner_report, inner_train
+from vit3.inner import InnerModel, InnerSpec, ModelSpec, inner_model, inner_report, inner_train
 from vit3.inner.controls import controlled_fast, controlled_inputs, controlled_rate, controlled_start
 from vit3.inner.cost import training_cost
 from vit3.layers.rope import RoPE2d
@@ -59,16 +61,11 @@ class TTT(nn.Module):
     ):
         super().__init__()
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim(dim, num_heads)
-        self.inner, self.backend, self.autotune = inner, backend, autotune
+        self.backend, self.autotune = backend, autotune
         self.branches = _branches(inner, num_heads, self.head_dim)
         self.names = _weight_names(self.branches)
         self.extra = sum(branch.heads for branch in inner.beside if branch.extra) * self.head_dim  # channels beside C
-        self.packed = _is_packed(inner)
-        if backend not in GENERIC:
-            check_backend(backend)
-            if backend != "auto" and not all(_has_operator(branch, inner) for branch in self.branches):
-                raise ValueError(f"backend='{backend}' has no operator for this inner problem ({inner}); "
-                                 f"use backend='auto', or one of: {', '.join(GENERIC)}")  # fmt: skip
+        self._take(inner)
         self.qkv = nn.Linear(dim, 3 * dim + 3 * self.extra, bias=qkv_bias)
         for branch, names in zip(self.branches, self.names):
             for name, shape in zip(names, branch.shapes):
@@ -80,6 +77,31 @@ class TTT(nn.Module):
         elif inner.rate != "fixed":
             self.rate = nn.Linear(dim, heads if inner.rate == "token_head" else 1, bias=False)
         self.reset_parameters()
+
+    def set_inner(self, inner: InnerSpec) -> None:
+        """Train the same inner models in another way from now on, also with weights that were learned.
+
+        Args:
+            inner: differs from the present one in how inner models are trained, not in what they are.
+
+        Raises:
+            ValueError: other inner models, or a rate that needs other parameters.
+        """
+        for name in (*(field.name for field in fields(ModelSpec)), "beside", "rate"):
+            if getattr(inner, name) != getattr(self.inner, name):
+                raise ValueError(
+                    f"inner.{name}={getattr(inner, name)} needs other parameters than inner.{name}="
+                    f"{getattr(self.inner, name)}, which this mixer has; build a new one"
+                )
+        self._take(inner)
+
+    def _take(self, inner: InnerSpec) -> None:
+        if self.backend not in GENERIC:
+            check_backend(self.backend)
+            if self.backend != "auto" and not all(_has_operator(branch, inner) for branch in self.branches):
+                raise ValueError(f"backend='{self.backend}' has no operator for this inner problem ({inner}); "
+                                 f"use backend='auto', or one of: {', '.join(GENERIC)}")  # fmt: skip
+        self.inner, self.packed = inner, _is_packed(inner)
 
     def reset_parameters(self) -> None:
         """Fresh learned starts W0 (as released: truncated normal, std 0.02), and learned rates of factor 1."""
