@@ -8,7 +8,7 @@ import torch
 
 from tests.helpers import max_error
 from vit3 import TTT
-from vit3.inner import BranchSpec, InnerSpec
+from vit3.inner import BranchSpec, Cost, InnerModel, InnerSpec, models, register_inner_model, spec
 from vit3.inner.spec import _CHOICES, LOSSES, MODELS
 from vit3.layers.rope import RoPE2d
 
@@ -301,8 +301,57 @@ def test_nonsense_is_refused(knobs, sentence):
 def test_every_choice_is_tried():
     tried = {name: set() for name in _CHOICES}
     for knobs in KNOBS:
-        spec = InnerSpec(**knobs)
-        for part in (spec, *spec.beside):
+        inner = InnerSpec(**knobs)
+        for part in (inner, *inner.beside):
             for field in dataclasses.fields(part):
                 tried.get(field.name, set()).add(getattr(part, field.name))
     assert {name: set(values) for name, values in _CHOICES.items()} == tried
+
+
+def test_an_inner_model_of_ones_own(monkeypatch):
+    """Registered under a name, trained by autograd, reported, counted; here a GLU again, so that numbers are known."""
+
+    class Mine(InnerModel):
+        def __init__(self, spec, heads, head_dim):
+            super().__init__(spec, heads, head_dim)
+            self.shapes, self.norm_dims = ((1, heads, head_dim, head_dim),) * 2, ((-2,), (-2,))
+
+        def _forward(self, weights, x, grid):
+            return (x @ weights[0]) * torch.nn.functional.silu(x @ weights[1])
+
+        def cost(self):
+            return Cost(2 * self.head_dim**2, 0, 2 * self.head_dim**2)
+
+    monkeypatch.setattr("vit3.inner.models._CLASSES", dict(models._CLASSES))
+    register_inner_model("mine", Mine)
+    try:
+        y, gradients = values_and_gradients(mixer_of(dict(model="mine")))
+        wanted, theirs = values_and_gradients(mixer_of({}))
+        assert max_error(y, wanted) <= 1e-12
+        assert max(max_error(gradients[name], g) for name, g in theirs.items()) <= 1e-12
+        with torch.inference_mode():
+            mine, glu = (mixer_of(k)(tokens(), H, W, return_inner=True)[1] for k in (dict(model="mine"), {}))
+        assert max_error(mine["mine"]["grad_norm"]["w1"], glu["glu"]["grad_norm"]["w1"]) <= 1e-12
+        assert mixer_of(dict(model="mine")).macs(H, W) == mixer_of({}).macs(H, W)
+        with pytest.raises(ValueError, match="inner model 'glu' is taken by Gated"):
+            register_inner_model("glu", Mine)
+        with pytest.raises(ValueError, match="is no subclass of"):
+            register_inner_model("other", dict)
+    finally:
+        spec.MODELS.remove("mine")
+
+
+def test_training_another_way_with_the_same_weights():
+    mixer = mixer_of({})
+    y, start = mixer(tokens(), H, W), mixer.inner
+    mixer.set_inner(start.derive(epochs=0))
+    still = mixer(tokens(), H, W)
+    lazy = mixer_of({}, lr=0.0)
+    assert max_error(still, lazy(tokens(), H, W)) <= 1e-12 and max_error(still, y) > 1e-4
+    mixer.set_inner(start)
+    assert torch.equal(mixer(tokens(), H, W), y)
+    for change in (dict(model="fc"), dict(beside=()), dict(rate="token"), dict(residual="input")):
+        with pytest.raises(ValueError, match="needs other parameters than"):
+            mixer.set_inner(start.derive(**change))
+    with pytest.raises(ValueError, match="inner.lrr is no knob"):
+        start.derive(lrr=1)

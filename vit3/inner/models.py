@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vit3.inner.spec import ModelSpec
+from vit3.inner.spec import MODELS, ModelSpec
 
 Weights = tuple[Tensor, ...]
 Error = Tensor | Callable[[Tensor], Tensor]  # (B, G, N, D), or a function that makes it of the prediction
@@ -56,6 +56,11 @@ class InnerModel:
         self.hidden = max(1, round(spec.ratio * head_dim))
         self.shapes: tuple[tuple[int, ...], ...] = ()
         self.norm_dims: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether gradients are known in closed form; otherwise autograd takes them."""
+        return type(self)._backward is not InnerModel._backward
 
     def start(self, weights: Weights) -> Weights:
         """Stored weights as one set for all samples, leading dimension 1."""
@@ -255,6 +260,25 @@ _CLASSES: dict[str, type[InnerModel]] = {
     "conv": Conv,
     "dwconv": Conv,
 }
+
+
+def register_inner_model(name: str, cls: type[InnerModel]) -> None:
+    """Make an inner model of your own available as ``inner.model=name``.
+
+    Args:
+        name: not taken yet. cls: gives ``shapes``, ``norm_dims``, ``_forward``, ``cost``; without ``_backward`` it is
+            trained by autograd.
+
+    Raises:
+        ValueError: the name is taken, or ``cls`` is no inner model.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, InnerModel)):
+        raise ValueError(f"{cls!r} is no subclass of vit3.inner.InnerModel")
+    if _CLASSES.get(name, cls) is not cls:
+        raise ValueError(f"inner model '{name}' is taken by {_CLASSES[name].__name__}; choose another name")
+    if name not in _CLASSES:
+        MODELS.append(name)
+    _CLASSES[name] = cls
 
 
 def inner_model(spec: ModelSpec, heads: int, head_dim: int) -> InnerModel:

@@ -9,6 +9,7 @@ from vit3.inner.losses import Loss
 from vit3.inner.models import InnerModel
 from vit3.inner.optim import normalised
 from vit3.inner.spec import InnerSpec
+from vit3.inner.train import gradients_of
 
 
 def inner_report(
@@ -42,7 +43,7 @@ def inner_report(
     loss = Loss.of(spec, k.shape[-1])
     weights = tuple(w.expand_as(f) for w, f in zip(start, fast))
     before, after = (model.apply(w, k, grid) for w in (weights, fast))
-    gradients = model.gradients(weights, k, grid, loss.error(before, v, token_rate))
+    gradients = gradients_of(model, loss, weights, k, v, grid, token_rate)
     mixed = loss.mixed(before, v, token_rate)
     report = {
         "loss_before": loss.value(before, v, token_rate),

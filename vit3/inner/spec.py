@@ -10,7 +10,7 @@ from typing import Optional, Tuple
 
 # OmegaConf reads these annotations at run time, hence typing's spelling.
 
-MODELS = ("fc", "silu_fc", "mlp", "glu", "swiglu", "conv", "dwconv")
+MODELS = ["fc", "silu_fc", "mlp", "glu", "swiglu", "conv", "dwconv"]  # register_inner_model adds to them
 LOSSES = ("dot", "mse", "rmse", "mae", "smooth_l1", "huber", "cosine")
 CONTROLS = (
     "none",

@@ -62,7 +62,7 @@ def inner_train(
     if method not in METHODS:
         raise ValueError(f"method='{method}' is unknown; use one of: {', '.join(METHODS)}")
     record = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    if method == "closed":
+    if method == "closed" and model.has_gradients:
         return _train(model, weights, k, v, spec, grid, factor, token_rate, _closed)
     with torch.inference_mode(False), torch.enable_grad():
         k, v, factor, token_rate, *weights = (_recordable(x, record) for x in (k, v, factor, token_rate, *weights))
@@ -92,6 +92,15 @@ def _train(model, weights, k, v, spec, grid, factor, token_rate, gradients: Call
                 g = gradients(model, loss, fast, k, v, grid, rate, len(tokens))
             fast = optimizer.step(fast, g)
     return fast
+
+
+def gradients_of(model, loss: Loss, weights, k, v, grid, token_rate=None) -> tuple[Tensor, ...]:
+    """Gradients of the loss over all tokens, (B, ...) each, for looking at; arguments as of :func:`inner_train`."""
+    if model.has_gradients:
+        return _closed(model, loss, weights, k, v, grid, token_rate, None)
+    with torch.inference_mode(False), torch.enable_grad():
+        k, v, token_rate, *weights = (_recordable(x, False) for x in (k, v, token_rate, *weights))
+        return _by_autograd(False)(model, loss, tuple(weights), k, v, grid, token_rate, None)
 
 
 def _closed(model, loss: Loss, fast, k, v, grid, rate, count) -> tuple[Tensor, ...]:
