@@ -174,6 +174,18 @@ class PlanConfig(TrainConfig):
 
 
 @dataclass
+class ProbeConfig:
+    checkpoint: str
+    weights: str
+    data_root: Optional[str]
+    batch_size: Optional[int]
+    workers: Optional[int]
+    device: str
+    sizes: List[float]
+    output: Optional[str]
+
+
+@dataclass
 class FlopsConfig(TrainConfig):
     """A network, and the image sizes at which its costs are counted."""
 

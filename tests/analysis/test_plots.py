@@ -12,13 +12,13 @@ from vit3.analysis import plots
 def drawn(monkeypatch, draw, *args):
     """The figure that a plotting function saved."""
     figures = []
-    original = plots._figure
+    original = plots.new_figure
 
     def keep(*size):
         figures.append(original(*size))
         return figures[-1]
 
-    monkeypatch.setattr(plots, "_figure", keep)
+    monkeypatch.setattr(plots, "new_figure", keep)
     draw(*args)
     return figures[-1]
 

@@ -79,3 +79,12 @@ def intervened(model: nn.Module, changes: dict[str, Any]) -> Iterator[None]:
         for mixer, (inner, backend) in zip(mixers, kept):
             mixer.set_inner(inner)
             mixer.backend = backend
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a network scores under an intervention: ``top1`` in per cent, mean cross-entropy ``loss``."""
+
+    intervention: Intervention
+    top1: float
+    loss: float

@@ -11,7 +11,7 @@ _RAW, _EMA, _LOSS, _WRONG = "#1f5fa8", "#d1661f", "#444444", "#c02626"
 _PAPER = dict(facecolor="white", edgecolor="none", alpha=0.8, pad=1.5)  # behind text, so that it can be read on lines
 
 
-def _figure(width: float, height: float):
+def new_figure(width: float, height: float):
     """A figure that needs no display and no global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ def plot_curves(metrics: Path, target: Path, title: str) -> None:
     """Draw losses and accuracy over epochs from ``metrics.jsonl``."""
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     epochs = [record["epoch"] + 1 for record in records]
-    figure = _figure(9, 3.6)
+    figure = new_figure(9, 3.6)
     loss, accuracy = figure.subplots(1, 2)
 
     def line(axes, key: str, label: str, color: str, style: str = "-") -> None:
@@ -67,7 +67,7 @@ def plot_predictions(
     """
     columns = 8
     rows = -(-len(images) // columns)
-    figure = _figure(1.15 * columns, 1.35 * rows + 0.5)
+    figure = new_figure(1.15 * columns, 1.35 * rows + 0.5)
     for axes in (grid := figure.subplots(rows, columns, squeeze=False)).flat:
         axes.axis("off")
     for axes, image, label, prediction in zip(grid.flat, images, labels, predictions):
@@ -100,7 +100,7 @@ def plot_growth(rows: list, target: Path) -> None:
         target: PNG file to write.
     """
     rows = [row for row in rows if row.level == "growth"]
-    figure = _figure(12, 4.2)
+    figure = new_figure(12, 4.2)
     panels = figure.subplots(1, 3)
     drawn = [
         ("forward", "p50_ms", "time of a forward pass (ms)"),

@@ -10,6 +10,7 @@ from vit3.build.data import (
     derive,
 )
 from vit3.build.model import build_model, frozen_modules
+from vit3.build.trained import Trained, build_trained
 from vit3.build.training import (
     build_optimizer,
     build_schedule,
@@ -21,6 +22,7 @@ from vit3.build.training import (
 
 __all__ = [
     "Derived",
+    "Trained",
     "build_data",
     "build_eval_loader",
     "build_model",
@@ -30,6 +32,7 @@ __all__ = [
     "build_task",
     "build_tracker",
     "build_train_loader",
+    "build_trained",
     "build_trainer",
     "build_updater",
     "check_data_config",
