@@ -29,7 +29,7 @@ def _all_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _positive(x: Tensor) -> Tensor:
     """elu(x) + 1 without its cancellation: in 16 bit elu(-8) + 1 is 0, and exp(-8) is not."""
     x = widened(x)
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+    return torch.where(x >= 0, x + 1, x.clamp(max=0).exp())  # >=: clamp has no gradient at 0
 
 
 class LinearAttention(HeadMixer):
