@@ -102,3 +102,12 @@ def test_zero_tokens_have_finite_gradients():
     x = torch.zeros(1, 6, 8, requires_grad=True)
     mixer(x, 2, 3).sum().backward()
     assert all(g.isfinite().all() and g.abs().max() <= 1e4 for g in (x.grad, *(p.grad for p in mixer.parameters())))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_are_float32(dtype):
+    """Under autocast as well, 16-bit inputs give the float32 result, rounded once."""
+    tensors = [t.to(dtype) for t in inputs(n=300)]
+    wanted = delta_rule(*(t.float() for t in tensors), chunk=64).to(dtype)
+    with torch.autocast("cpu", dtype):
+        assert torch.equal(delta_rule(*tensors, chunk=64), wanted)

@@ -96,3 +96,12 @@ def test_fast_decay_over_many_tokens_is_finite():
 def test_refused(decay):
     with pytest.raises(ValueError, match=r"must lie in \(0, 1\]"):
         Retention(8, 2, decay=decay)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_are_float32(dtype):
+    """Under autocast as well, 16-bit inputs give the float32 result, rounded once."""
+    q, k, v = torch.randn(3, 2, 300, 4, dtype=dtype)
+    wanted = retain(q.float(), k.float(), v.float(), torch.zeros(2), chunk=64).to(dtype)
+    with torch.autocast("cpu", dtype):
+        assert torch.equal(retain(q, k, v, torch.zeros(2), chunk=64), wanted)
