@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import vit3
-from tests.helpers import max_error, narrow
+from tests.helpers import ROOT, max_error, narrow
 from vit3.analysis.parity import load_by_rule, relative_error
 from vit3.layers.rope import RoPE2d
 from vit3.mixers import MIXERS, create_mixer, register_mixer
@@ -188,6 +188,12 @@ def test_macs_equal_a_counter_of_dispatched_products(name, options, grid):
         mixer(torch.randn(1, grid[0] * grid[1], 16), *grid)
     unseen = grid[0] * grid[1] * 16 if name == "linear" else 0
     assert mixer.macs(*grid) == counter.get_total_flops() // 2 + unseen
+
+
+@each_mixer
+def test_documented_cost(name):
+    mixer, text = create_mixer(name, 192, 6), (ROOT / "docs" / "mixers.md").read_text(encoding="utf-8")
+    assert f"| `{name}` | {mixer.macs(14, 14) / 1e6:.1f} M | {mixer.macs(56, 56) / 1e6:.0f} M |" in text
 
 
 @each_mixer

@@ -84,7 +84,19 @@ def test_dual_form_equals_token_by_token(kind, mini_batch, grid, direction):
 )
 def test_options(kind, options, direction):
     mixer = randomised(kind(8, 2, direction=direction, mini_batch=4, base_rate=0.1, **options))
+    if mixer.offset is not None:
+        mixer.offset.data[2] = -2.0  # a share that would be negative is 0
     assert_same(mixer, naive, 3, 5, RoPE2d(8))
+
+
+@kinds
+def test_autocast_leaves_the_inner_training_alone(kind):
+    mixer = kind(8, 2, gate=False, post_norm=False, base_rate=0.1)
+    q, k, v = torch.randn(3, 2, 35, 8)
+    mixer.project, mixer.proj = lambda x, h, w: (q, k, v), torch.nn.Identity()
+    wanted = mixer(q, 5, 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(mixer(q, 5, 7), wanted)
 
 
 def test_usual_rates():
