@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import torch
 
 import vit3.build.training
 import vit3.data.loader
+from tests.helpers import ROOT
 from tests.processes import run_processes
 from tests.test_config import RECIPES
 from tests.toy import configured, make_folder, model_of, one_update, train_epoch, trainer_of
 from vit3.build import build_data, build_optimizer, build_plan, build_schedule, derive
 from vit3.engine.distributed import start_processes
 from vit3.errors import UserError
-from vit3.mixers import TTT, SoftmaxAttention
+from vit3.mixers import MIXERS, TTT, SoftmaxAttention
 
 
 def derived_of(cfg, images=12_000, world_size=1):
@@ -68,6 +70,39 @@ def test_mixer_by_config():
     assert any(isinstance(m, TTT) for m in model_of(configured()).modules())
     softmax = list(model_of(configured("mixer=softmax")).modules())
     assert any(isinstance(m, SoftmaxAttention) for m in softmax) and not any(isinstance(m, TTT) for m in softmax)
+
+
+MIXER_CONFIGS = sorted(path.stem for path in (ROOT / "configs" / "mixer").glob("*.yaml"))
+
+
+def test_every_mixer_has_a_config():
+    assert {configured(f"mixer={name}").mixer.name for name in MIXER_CONFIGS} == set(MIXERS)
+
+
+@pytest.mark.parametrize("name", MIXER_CONFIGS)
+def test_mixer_configs(name):
+    """Each file names the constructor's own options, all of them, at their defaults unless the file is a variant.
+
+    ``ttt`` has its options in configs/inner.
+    """
+    cfg = configured(f"mixer={name}").mixer
+    assert any(isinstance(m, MIXERS[cfg.name]) for m in model_of(configured(f"mixer={name}")).modules())
+    if cfg.name in ("ttt", "softmax"):
+        return
+    parameters = inspect.signature(MIXERS[cfg.name]).parameters
+    defaults = {k: p.default for k, p in parameters.items() if k not in ("dim", "num_heads", "qkv_bias")}
+    assert cfg.kwargs.keys() == defaults.keys()
+    assert dict(cfg.kwargs) == defaults or name != cfg.name
+
+
+def test_mixer_options_from_the_command_line():
+    cfg = configured("mixer=delta", "mixer.kwargs.direction=causal", "mixer.kwargs.negative_eigenvalues=true")
+    mixers = [m for m in model_of(cfg).modules() if isinstance(m, MIXERS["delta"])]
+    assert mixers and all((m.direction, m.negative_eigenvalues) == ("causal", True) for m in mixers)
+    with pytest.raises(UserError, match="mixer.kwargs.chunks is no argument of mixer delta; did you mean chunk"):
+        model_of(configured("mixer=delta", "++mixer.kwargs.chunks=3"))
+    with pytest.raises(UserError, match="direction='up' is unknown; use one of: bidirectional, causal"):
+        model_of(configured("mixer=delta", "mixer.kwargs.direction=up"))
 
 
 def test_inner_settings_reach_the_mixer():

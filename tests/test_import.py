@@ -129,10 +129,10 @@ for name in ("timm", "torchvision", "hydra", "omegaconf", "triton", "safetensors
     sys.modules[name] = None
 import torch, vit3
 from vit3.layers.rope import RoPE2d
-from vit3.mixers import create_mixer
+from vit3.mixers import MIXERS, create_mixer
 from vit3.ops import glu_ttt
 from vit3.inner import inner_train
-for mixer in (vit3.TTT(16, 2), create_mixer("softmax", 16, 2)):
+for mixer in (vit3.TTT(16, 2), *(create_mixer(name, 16, 2) for name in MIXERS)):
     y = mixer(torch.randn(2, 15, 16), 3, 5, rope=RoPE2d(16))
     y.square().sum().backward()
     assert all(p.grad is not None for p in mixer.parameters())

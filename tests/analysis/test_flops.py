@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.helpers import light
 from vit3.analysis.flops import count_macs
-from vit3.mixers import TTT
+from vit3.mixers import MIXERS, TTT
 from vit3.models import MODEL_NAMES
 
 # Figures computed from the paper's tables and printed in the authors' README, in 1e9; relative tolerance.
@@ -41,6 +41,17 @@ def test_equals_a_counter_of_dispatched_operations(name, mixer, size):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(torch.zeros(1, 3, *size))
     assert count_macs(model, size) == counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_mixer_counts_by_its_own_formula(name):
+    """Networks differ by their mixers alone."""
+    counts, own = [], []
+    for mixer in ("softmax", name):
+        model = light("vit3_tiny", mixer=mixer, num_classes=10)
+        counts.append(count_macs(model, (65, 97)))
+        own.append(sum(block.attn.macs(5, 7) for block in model.blocks))
+    assert counts[1] - counts[0] == own[1] - own[0]
 
 
 @pytest.mark.parametrize("size", [(64, 64), (65, 97)])

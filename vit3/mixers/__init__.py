@@ -9,10 +9,22 @@ import difflib
 
 from torch import nn
 
+from vit3.mixers.delta import DeltaNet
+from vit3.mixers.linear import LinearAttention
+from vit3.mixers.retention import Retention
 from vit3.mixers.softmax import SoftmaxAttention
 from vit3.mixers.ttt import TTT
+from vit3.mixers.ttt_lm import TTTMLP, TTTLinear
 
-MIXERS: dict[str, type[nn.Module]] = {"ttt": TTT, "softmax": SoftmaxAttention}
+MIXERS: dict[str, type[nn.Module]] = {
+    "ttt": TTT,
+    "softmax": SoftmaxAttention,
+    "linear": LinearAttention,
+    "retention": Retention,
+    "delta": DeltaNet,
+    "ttt_linear": TTTLinear,
+    "ttt_mlp": TTTMLP,
+}
 
 
 def register_mixer(name: str, mixer: type[nn.Module]) -> None:
@@ -45,4 +57,15 @@ def create_mixer(mixer: str | type[nn.Module], dim: int, num_heads: int, **optio
     return mixer(dim, num_heads, **options)
 
 
-__all__ = ["MIXERS", "TTT", "SoftmaxAttention", "create_mixer", "register_mixer"]
+__all__ = [
+    "MIXERS",
+    "TTT",
+    "TTTMLP",
+    "DeltaNet",
+    "LinearAttention",
+    "Retention",
+    "SoftmaxAttention",
+    "TTTLinear",
+    "create_mixer",
+    "register_mixer",
+]
