@@ -269,6 +269,12 @@ def test_asked_for_an_operator_that_is_not(backend):
     assert TTT(DIM, HEADS, inner=InnerSpec(beside=()), backend="fused").backend == "fused"
 
 
+@pytest.mark.parametrize("backend", ["auto", "closed"])
+def test_rope_needs_even_heads(backend):
+    with pytest.raises(ValueError, match="make heads of 3 channels; use an even one"):
+        TTT(12, 4, backend=backend)(torch.randn(1, 6, 12), 2, 3, rope=RoPE2d(12))
+
+
 def test_too_few_heads():
     with pytest.raises(ValueError, match="inner.beside takes all of the num_heads=3 heads"):
         TTT(DIM, HEADS, inner=InnerSpec(beside=(BranchSpec(model="fc", heads=3),)))

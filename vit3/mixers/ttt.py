@@ -131,6 +131,9 @@ class TTT(nn.Module):
             ValueError: x does not fit the grid or dim.
         """
         check_tokens(x, self.dim, h, w)
+        if rope is not None and self.head_dim % 2:
+            raise ValueError(f"rope turns pairs of channels inside a head, but dim={self.dim} and num_heads="
+                             f"{self.num_heads} make heads of {self.head_dim} channels; use an even one")  # fmt: skip
         qkv = self.qkv(x)  # (B, N, 3C + 3E): q, k, v of M heads, then those of each extra branch
         rotary = None if rope is None else rope.tables(h, w, like=qkv)
         if self.packed and self.backend not in GENERIC:
