@@ -56,7 +56,7 @@ def run_tool(
         arguments = check_arguments(arguments, schema, configs)
         many = bool(set(arguments) & set(MULTIRUN))
         if cells and many:
-            launch = Launch([a for a in arguments if a not in MULTIRUN], schema, configs)
+            launch = Launch([a for a in arguments if a not in MULTIRUN], sys.argv[1:], schema, configs)
     except UserError as error:
         _stop(error)
     given = {argument.split("=")[0] for argument in arguments}

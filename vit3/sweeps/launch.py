@@ -21,6 +21,7 @@ from vit3.errors import UserError
 from vit3.sweeps.ablation import split_label
 from vit3.sweeps.cell import DIVERGED, FAILED, FINISHED, KILLED, MISSING, RESULTS, RUNNING, Cell, compose_cell
 from vit3.sweeps.code import code_version
+from vit3.sweeps.process import start_server
 from vit3.sweeps.sweep import Sweep
 
 logger = logging.getLogger("vit3.sweep")
@@ -53,11 +54,12 @@ class Launch:
         has_workers: the launcher starts processes on this machine, which end with this one.
     """
 
-    def __init__(self, arguments: Sequence[str], schema: type, configs: Path):
+    def __init__(self, arguments: Sequence[str], typed: Sequence[str], schema: type, configs: Path):
         """Compose and check every cell, and list them in the sweep.
 
         Args:
-            arguments: of the command line, checked, without flags. schema, configs: of the program.
+            arguments: of the command line, checked, without flags. typed: as the user gave them.
+            schema, configs: of the program.
 
         Raises:
             UserError: a cell that cannot be, or a way to start it that cannot be right.
@@ -68,6 +70,9 @@ class Launch:
         ours = [o for o in overrides if o.key_or_group.split(".")[0].split("/")[0] != "hydra"]
         swept = [o.key_or_group for o in ours if o.is_sweep_override()]
         _check_keys(ours)
+        launcher = next((o.value() for o in overrides if o.key_or_group == "hydra/launcher"), "basic")
+        if launcher == "basic":
+            start_server()
         [jobs] = BasicSweeper.split_arguments(ours, None)
         composed = [compose_cell(job, swept, schema, configs) for job in jobs]
         self.cells: list[Cell] = [cell for cell, _ in composed]
@@ -77,13 +82,12 @@ class Launch:
         row = next((o for o in self.cells[0].overrides if o.startswith("row=")), None)
         self.sweep.extend(
             self.cells,
-            command=["python", "tools/train.py", "-m", *arguments],
+            command=["python", "tools/train.py", *typed],
             ablation=split_label(row.split("=", 1)[1])[0] if row else None,
             recipe=recipe,
             data=cfg.data.name,
             code=code_version(),
         )
-        launcher = next((o.value() for o in overrides if o.key_or_group == "hydra/launcher"), "basic")
         self.has_workers = launcher == "joblib"
         self.signal: int | None = None
         self.name = f"{socket.gethostname()}-{os.getpid()}"
