@@ -143,7 +143,7 @@ def expand_arguments(arguments: list[str], schema: type, configs: Path) -> list[
     """Arguments with ``ablation=NAME`` replaced by what it stands for; others come back as they are.
 
     With ``-m``: its recipe, rows, columns and seeds, as far as the arguments say nothing of them; a row then reads
-    ``row=NAME:LABEL``, because Hydra would take ``ablation`` for one of its groups. Without: the settings themselves.
+    ``row=NAME/LABEL``, because Hydra would take ``ablation`` for one of its groups. Without: the settings themselves.
 
     Args:
         schema: dataclass of the configuration. configs: folder of the configurations.
@@ -154,7 +154,7 @@ def expand_arguments(arguments: list[str], schema: type, configs: Path) -> list[
     given = _given(arguments, ("ablation", "row", "column", "recipe", "engine.seed"))
     if "ablation" not in given:
         for what in ("row", "column"):
-            if what in given and given[what] != ["null"]:
+            if what in given:
                 raise UserError(f"{what}={given[what][0]} needs the table that it belongs to: ablation=NAME")
         return arguments
     if len(given["ablation"]) > 1:
@@ -163,7 +163,7 @@ def expand_arguments(arguments: list[str], schema: type, configs: Path) -> list[
     chosen = {what: _labels(ablation, what, given.get(what)) for what in ("row", "column")}
     rest = [a for a in arguments if _key(a) not in ("ablation", "row", "column")]
     if set(arguments) & set(MULTIRUN):
-        qualified = {what: [f"{ablation.name}:{label}" for label in labels] for what, labels in chosen.items()}
+        qualified = {what: [f"{ablation.name}/{label}" for label in labels] for what, labels in chosen.items()}
         labels = [f"{what}={','.join(values)}" for what, values in qualified.items() if values]
         recipe = [f"recipe={ablation.recipe}"] if ablation.recipe and "recipe" not in given else []
         seeds = [] if "engine.seed" in given else [f"engine.seed={','.join(map(str, ablation.seeds))}"]
@@ -174,7 +174,7 @@ def expand_arguments(arguments: list[str], schema: type, configs: Path) -> list[
             raise UserError(f"ablation={ablation.name} is a table; add -m for all of it, or {what}= one of: {choice}")
         if len(labels) > 1:
             raise UserError(f"{what}={','.join(labels)} names several; add -m for one run each")
-    labels = [f"{what}={ablation.name}:{labels[0]}" for what, labels in chosen.items() if labels]
+    labels = [f"{what}={ablation.name}/{labels[0]}" for what, labels in chosen.items() if labels]
     return [*settled([*rest, *labels], schema, configs), *labels]
 
 
@@ -207,8 +207,8 @@ def settled(overrides: Sequence[str], schema: type, configs: Path) -> list[str]:
 
 
 def split_label(label: str) -> tuple[str, str]:
-    """``NAME:LABEL`` -> name of the ablation, label."""
-    ablation, _, label = label.rpartition(":")
+    """``NAME/LABEL`` -> name of the ablation, label."""
+    ablation, _, label = label.rpartition("/")
     return ablation, label
 
 
@@ -236,8 +236,8 @@ def _given(arguments: Sequence[str], keys: Sequence[str]) -> dict[str, list[str]
                 override = OverridesParser.create().parse_override(argument)
             except HydraException as error:
                 raise UserError(f"'{argument}' is no key=value ({str(error).splitlines()[0]})") from error
-            several = override.is_sweep_override()
-            found[_key(argument)] = (
-                list(override.sweep_string_iterator()) if several else [override.get_value_element_as_str()]
-            )
+            if override.is_sweep_override():
+                found[_key(argument)] = list(override.sweep_string_iterator())
+            elif override.value() is not None:
+                found[_key(argument)] = [str(override.value())]
     return found

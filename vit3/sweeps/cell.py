@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,16 +74,27 @@ def compose_cell(
     Raises:
         UserError: unknown keys, wrong types, values out of range.
     """
-    flat = settled(overrides, schema, configs)
-    running = GlobalHydra.instance().is_initialized()
+    overrides = tuple(overrides)
+    cfg = _compose(overrides, schema, configs)
+    row, column = _place(overrides, swept)
+    return Cell(cell_id(cfg, code_version()), row, column, cfg.engine.seed, overrides), copy.deepcopy(cfg)
+
+
+@functools.cache  # a sweep is what its files said when it was started; and composing takes a quarter of a second
+def _compose(overrides: tuple[str, ...], schema: type, configs: Path) -> DictConfig:
     try:
-        with nullcontext() if running else initialize_config_dir(str(configs), version_base="1.3"):
-            cfg = compose("train", overrides=flat)
+        with hydra_at(configs):
+            cfg = compose("train", overrides=settled(overrides, schema, configs))
     except HydraException as error:
         raise UserError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
     typed(cfg, schema)
-    row, column = _place(overrides, swept)
-    return Cell(cell_id(cfg, code_version()), row, column, cfg.engine.seed, tuple(overrides)), cfg
+    return cfg
+
+
+def hydra_at(configs: Path) -> AbstractContextManager:
+    """Context in which Hydra composes from ``configs``: the running one, where Hydra has started this program."""
+    running = GlobalHydra.instance().is_initialized()
+    return nullcontext() if running else initialize_config_dir(str(configs), version_base="1.3")
 
 
 def cell_id(cfg: DictConfig, code: str) -> str:

@@ -19,7 +19,7 @@ from vit3.engine.place import find_place
 from vit3.engine.signals import REQUEUE_CODE
 from vit3.errors import UserError
 from vit3.sweeps.ablation import split_label
-from vit3.sweeps.cell import DIVERGED, FAILED, FINISHED, KILLED, MISSING, RESULTS, RUNNING, Cell, compose_cell
+from vit3.sweeps.cell import DIVERGED, FAILED, FINISHED, KILLED, MISSING, RESULTS, RUNNING, Cell, compose_cell, hydra_at
 from vit3.sweeps.code import code_version
 from vit3.sweeps.process import start_server
 from vit3.sweeps.sweep import Sweep
@@ -74,7 +74,8 @@ class Launch:
         if launcher == "basic":
             start_server()
         [jobs] = BasicSweeper.split_arguments(ours, None)
-        composed = [compose_cell(job, swept, schema, configs) for job in jobs]
+        with hydra_at(configs):
+            composed = [compose_cell(job, swept, schema, configs) for job in jobs]
         self.cells: list[Cell] = [cell for cell, _ in composed]
         cfg = composed[0][1]
         self.sweep = Sweep.named(cfg.output, name)

@@ -21,6 +21,7 @@ from vit3.sweeps.work import ELSEWHERE, Train, compute
 
 # Cells are forked from a server that has imported what takes seconds; it computes nothing: no threads, no GPU.
 _PRELOAD = ("matplotlib.backends.backend_agg", "matplotlib.figure", "sklearn.datasets", "sklearn.model_selection")
+_METHOD = "forkserver"
 _ELSEWHERE_CODE = 3
 _DRAIN_S = 10.0  # loader processes of a killed cell end within seconds, and hold its lock until then
 
@@ -28,7 +29,9 @@ _DRAIN_S = 10.0  # loader processes of a killed cell end within seconds, and hol
 def start_server() -> None:
     """Let the imports begin while the caller goes on."""
     ours = [name for name in sys.modules if name.split(".")[0] == "vit3" and not name.startswith("vit3.tools")]
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*sorted(ours), "torchvision", *_PRELOAD])
+    if _METHOD != "forkserver":
+        return
+    multiprocessing.get_context(_METHOD).set_forkserver_preload([*sorted(ours), "torchvision", *_PRELOAD])
     forkserver.ensure_running()
 
 
@@ -42,7 +45,7 @@ def compute_apart(train: Train, cfg: DictConfig, cell: Cell, folder: CellFolder,
     start_server()
     hydra = HydraConfig.instance().cfg
     work = (train, cfg, cell, folder, launch, hydra, dict(os.environ))
-    process = multiprocessing.get_context("forkserver").Process(target=_child, args=work, name=f"cell {cell.id}")
+    process = multiprocessing.get_context(_METHOD).Process(target=_child, args=work, name=f"cell {cell.id}")
     process.start()
     process.join()
     if process.exitcode == _ELSEWHERE_CODE:
