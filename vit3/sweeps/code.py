@@ -21,7 +21,7 @@ def code_version(package: Path = Path(__file__).parent.parent) -> str:
     digest = hashlib.sha256()
     for name in _DECIDES:
         path = package / name
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        for file in [path] if path.suffix else sorted(path.rglob("*.py")):
             digest.update(
                 f"{file.relative_to(package).as_posix()}\n{_essence(file.read_text(encoding='utf-8'))}\n".encode()
             )
