@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from vit3.analysis.plots import _figure
-from vit3.analysis.sweep_table import SweepTable
+from vit3.analysis.sweep_table import SYMBOLS, SweepTable
 from vit3.analysis.sweep_text import score_text
+from vit3.sweeps.cell import DIVERGED
 
 _OURS, _PUBLISHED, _BASE = "#1f5fa8", "#d1661f", "#777777"
 
@@ -26,8 +27,10 @@ def _plot_dots(table: SweepTable, target: Path) -> None:
     entries = table.entries
     quoted = [entry.published.get("top1") for entry in entries]
     panels = 2 if any(value is not None for value in quoted) else 1
-    labels = [entry.line.title for entry in entries]
-    wide = min(4.0, 0.085 * max(map(len, labels)))
+    labels = [
+        e.line.title + (f"\n{e.marks} {len(e.scores)} of {len(e.results)} seeds" if e.marks else "") for e in entries
+    ]
+    wide = min(4.0, 0.085 * max(len(line) for label in labels for line in label.split("\n")))
     figure = _figure(4.6 * panels + wide + 0.6, 0.42 * len(entries) + 1.7)
     axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     ours = axes[0]
@@ -40,9 +43,6 @@ def _plot_dots(table: SweepTable, target: Path) -> None:
             ours.errorbar(mean, place, xerr=entry.std, fmt="o", color=_OURS, capsize=4, markersize=7, zorder=3)
         elif mean is not None:
             ours.plot(mean, place, "x", color=_OURS, markersize=7)
-        if entry.marks:
-            where = dict(xycoords=("axes fraction", "data"), ha="right", va="center", color="#c02626", fontsize=9)
-            ours.annotate(f"{entry.marks} n = {len(entry.scores)} of {len(entry.results)}", (0.99, place), **where)
     base = table.entry(table.baseline, None)
     if base is not None and base.mean is not None:
         ours.axvline(base.mean, color=_BASE, linewidth=0.9, linestyle=":", zorder=1)
@@ -94,4 +94,8 @@ def _plot_map(table: SweepTable, target: Path) -> None:
 
 
 def _headline(table: SweepTable) -> str:
-    return f"{table.title}: {table.content.get('data')}, seeds {', '.join(map(str, table.seeds))}"
+    found = [status for status in SYMBOLS if any(r.status == status for e in table.entries for r in e.results)]
+    legend = ", ".join(f"{SYMBOLS[status]} {status}" for status in found)
+    crosses = " (cross: best value before)" if DIVERGED in found and not table.columns else ""
+    line = f"{table.title}: {table.content.get('data')}, seeds {', '.join(map(str, table.seeds))}"
+    return f"{line}\n{legend}{crosses}" if legend else line

@@ -10,7 +10,7 @@ from typing import Any
 from vit3.analysis.sweep_table import SYMBOLS, CellResult, Entry, SweepTable
 from vit3.sweeps.cell import DIVERGED, FAILED, FINISHED, KILLED, MISSING, RUNNING
 
-_LEGEND = {
+LEGEND = {
     DIVERGED: "diverged; left out of mean and spread, where nothing else is there its best value before",
     FAILED: "failed",
     KILLED: "stopped before its end",
@@ -97,7 +97,7 @@ def _explain(table: SweepTable, quoted: bool) -> list[str]:
         )
     found = [status for status in SYMBOLS if any(result.status == status for result in results)]
     if found:
-        lines.append("; ".join(f"{SYMBOLS[status]} {_LEGEND[status]}" for status in found) + ".")
+        lines.append("; ".join(f"{SYMBOLS[status]} {LEGEND[status]}" for status in found) + ".")
     reasons = [r for r in results if r.status in (DIVERGED, FAILED, KILLED)]
     lines += [f"- {r.cell.label}: {r.status}: {r.reason}" for r in reasons]
     codes = sorted({r.code for r in results if r.code})
