@@ -45,7 +45,7 @@ def test_every_row_of_every_file_composes(path):
 def test_a_sweep_has_all_rows_and_seeds_and_the_recipe():
     every = "row=" + ",".join(f"table1_loss/{row}" for row in ("dot", "mse", "rmse", "mae", "smooth_l1"))
     assert expand("-m", "ablation=table1_loss", "data=digits") == [
-        "recipe=ablation_patterns", "-m", "data=digits", every, "engine.seed=0,1"
+        "-m", "recipe=ablation_patterns", "data=digits", every, "engine.seed=0,1"
     ]  # fmt: skip
 
 
@@ -58,8 +58,12 @@ def test_a_single_run_gets_the_settings_themselves(table):
     assert expand("ablation=table1_loss", "row=mse", "inner.loss=mae", "data=digits") == [
         "recipe=ablation_patterns", "inner.loss=mse", "data=digits", "inner=mlp", "row=table1_loss/mse"
     ]  # fmt: skip
-    arguments = expand(f"ablation={table}", "row=hot", "column=started", "optim.lr=1")
-    assert arguments[:2] == ["optim.lr=1e30", "model.checkpoint=x.pt"]  # the row's, last, wins over the user's
+    arguments = expand(f"ablation={table}", "row=hot", "--cfg=job", "column=started", "optim.lr=1")
+    assert arguments[:3] == [
+        "--cfg=job",
+        "optim.lr=1e30",
+        "model.checkpoint=x.pt",
+    ]  # the row's, last, wins over the user's
 
 
 def test_settings_come_in_the_order_user_column_row(table):

@@ -161,13 +161,14 @@ def expand_arguments(arguments: list[str], schema: type, configs: Path) -> list[
         raise UserError(f"ablation={','.join(given['ablation'])}: one table is one sweep; start one after the other")
     ablation = load_ablation(given["ablation"][0], configs)
     chosen = {what: _labels(ablation, what, given.get(what)) for what in ("row", "column")}
-    rest = [a for a in arguments if _key(a) not in ("ablation", "row", "column")]
+    flags = [a for a in arguments if a.startswith("-")]  # Hydra wants what is no flag in one piece
+    rest = [a for a in arguments if a not in flags and _key(a) not in ("ablation", "row", "column")]
     if set(arguments) & set(MULTIRUN):
         qualified = {what: [f"{ablation.name}/{label}" for label in labels] for what, labels in chosen.items()}
         labels = [f"{what}={','.join(values)}" for what, values in qualified.items() if values]
         recipe = [f"recipe={ablation.recipe}"] if ablation.recipe and "recipe" not in given else []
         seeds = [] if "engine.seed" in given else [f"engine.seed={','.join(map(str, ablation.seeds))}"]
-        return [*recipe, *rest, *labels, *seeds]
+        return [*flags, *recipe, *rest, *labels, *seeds]
     for what, labels in chosen.items():
         if labels and what not in given:
             choice = ", ".join(labels)
@@ -175,7 +176,7 @@ def expand_arguments(arguments: list[str], schema: type, configs: Path) -> list[
         if len(labels) > 1:
             raise UserError(f"{what}={','.join(labels)} names several; add -m for one run each")
     labels = [f"{what}={ablation.name}/{labels[0]}" for what, labels in chosen.items() if labels]
-    return [*settled([*rest, *labels], schema, configs), *labels]
+    return [*flags, *settled([*rest, *labels], schema, configs), *labels]
 
 
 def settled(overrides: Sequence[str], schema: type, configs: Path) -> list[str]:

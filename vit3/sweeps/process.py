@@ -43,7 +43,9 @@ def compute_apart(train: Train, cfg: DictConfig, cell: Cell, folder: CellFolder,
     """
     folder.path.mkdir(parents=True, exist_ok=True)
     start_server()
-    hydra = HydraConfig.instance().cfg
+    running = HydraConfig.instance().cfg
+    # plain, for classes of a launcher's plugin cannot be pickled in its worker
+    hydra = OmegaConf.to_container(running.hydra, resolve=False) if running is not None else None
     work = (train, cfg, cell, folder, launch, hydra, dict(os.environ))
     process = multiprocessing.get_context(_METHOD).Process(target=_child, args=work, name=f"cell {cell.id}")
     process.start()
@@ -74,7 +76,7 @@ def _child(
     cell: Cell,
     folder: CellFolder,
     launch: str | None,
-    hydra: DictConfig | None,
+    hydra: dict | None,
     env: dict[str, str],
 ) -> None:
     os.environ.clear()
@@ -88,7 +90,7 @@ def _child(
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
     if hydra is not None:
-        HydraConfig.instance().set_config(OmegaConf.create({"hydra": hydra.hydra}, flags={"allow_objects": True}))
+        HydraConfig.instance().set_config(OmegaConf.create({"hydra": hydra}))
     try:
         state = compute(train, cfg, cell, folder, launch)
     except Interrupted as error:
