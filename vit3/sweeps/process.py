@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from vit3.errors import Interrupted
-from vit3.sweeps.cell import KILLED, RUNNING, Cell, CellFolder
+from vit3.sweeps.cell import KILLED, MISSING, RUNNING, Cell, CellFolder
 from vit3.sweeps.work import ELSEWHERE, Train, compute
 
 # Cells are forked from a server that has imported what takes seconds; it computes nothing: no threads, no GPU.
@@ -52,7 +52,7 @@ def compute_apart(train: Train, cfg: DictConfig, cell: Cell, folder: CellFolder,
     process.join()
     if process.exitcode == _ELSEWHERE_CODE:
         return ELSEWHERE
-    if folder.record()["status"] == RUNNING or process.exitcode < 0:
+    if folder.record()["status"] in (RUNNING, MISSING):
         _note_death(folder, process.exitcode, process.pid)
     return folder.record()["status"]
 
@@ -62,7 +62,7 @@ def _note_death(folder: CellFolder, code: int, pid: int) -> None:
     try:
         with folder.lock().acquire(timeout=_DRAIN_S):
             record = folder.record()
-            if record["status"] == RUNNING and record["pid"] == pid:
+            if record["status"] in (RUNNING, MISSING) and record.get("pid", pid) == pid:
                 what = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
                 hint = " (is memory short?)" if code == -signal.SIGKILL else ""
                 folder.note(status=KILLED, reason=f"its process was ended {what}{hint}")
@@ -90,7 +90,7 @@ def _child(
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
     if hydra is not None:
-        HydraConfig.instance().set_config(OmegaConf.create({"hydra": hydra}))
+        HydraConfig.instance().cfg = OmegaConf.create({"hydra": hydra})
     try:
         state = compute(train, cfg, cell, folder, launch)
     except Interrupted as error:
