@@ -35,8 +35,9 @@ setup(
         ],
         "gen": ["diffusers>=0.30", "torch-fidelity>=0.3"],  # image generation
         "export": ["onnx>=1.16", "onnxscript>=0.1", "onnxruntime>=1.18"],
-        # sweeps as jobs; both run with hydra-core 1.3 on Python 3.11
+        # sweeps as jobs; they run with hydra-core 1.3 on Python 3.11
         "cluster": ["hydra-submitit-launcher>=1.2,<2"],  # hydra/launcher=slurm
+        "joblib": ["hydra-joblib-launcher>=1.2,<2"],  # hydra/launcher=joblib: several cells at once on this machine
         "ray": ["hydra-ray-launcher>=1.2.2,<2"],  # hydra/launcher=ray
         "data": ["webdataset>=0.2.86", "datasets>=2.19"],  # shards read as a stream; Hugging Face data sets
         "tensorboard": ["tensorboard>=2.14"],
@@ -58,6 +59,7 @@ setup(
             "vit3-doctor=vit3.tools.doctor:main",
             "vit3-plan=vit3.tools.plan:main",
             "vit3-selftest=vit3.tools.selftest:main",
+            "vit3-summarize=vit3.tools.summarize:main",
             "vit3-benchmark=vit3.tools.benchmark:main",
         ]
     },

@@ -35,7 +35,7 @@ def test_a_launcher_whose_package_is_missing(monkeypatch):
 
 
 def test_hydra_is_no_group_of_ours():
-    with pytest.raises(UserError, match="hydrax is no key of this program; allowed: augment, data, "):
+    with pytest.raises(UserError, match="hydrax is no key of this program; allowed: ablation, augment, "):
         check("hydrax=1")
 
 

@@ -198,7 +198,7 @@ def plain_model(model, cfg: TrainConfig, classes: tuple[str, ...], processes: Pr
 
 
 def main() -> None:
-    run_tool(train, config_name="train", schema=TrainConfig, configs=CONFIGS)
+    run_tool(train, config_name="train", schema=TrainConfig, configs=CONFIGS, cells=True)
 
 
 if __name__ == "__main__":

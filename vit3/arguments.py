@@ -23,6 +23,7 @@ _LAUNCHERS = {
     "submitit_slurm": ("hydra_submitit_launcher", "cluster"),
     "submitit_local": ("hydra_submitit_launcher", "cluster"),
     "ray": ("hydra_ray_launcher", "ray"),
+    "joblib": ("hydra_joblib_launcher", "joblib"),
 }
 
 

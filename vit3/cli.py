@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import logging
@@ -24,34 +25,70 @@ from omegaconf import DictConfig, OmegaConf
 from vit3.arguments import MULTIRUN, check_arguments
 from vit3.config import known_keys
 from vit3.engine.distributed import stop_processes
+from vit3.engine.signals import REQUEUE_CODE
 from vit3.errors import Interrupted, UserError
+from vit3.sweeps.ablation import expand_arguments, split_label
+from vit3.sweeps.job import STOPPED, run_job
+from vit3.sweeps.launch import Launch
 
 # Our run folder holds everything, and our logging says it: Hydra writes no second folder and no log.
 _QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra.job.chdir=false", "hydra/job_logging=none")
 
 # Launchers keep their own files (what was submitted, what it printed) beside the run folders.
-_QUIET_SWEEP = ("hydra.sweep.dir=${output}/.jobs", "hydra.sweep.subdir=.")
+_QUIET_SWEEP = ("hydra.sweep.dir=${output}/.jobs", "hydra.sweep.subdir=.", "hydra/hydra_logging=none")
 
 
-def run_tool(main: Callable[[DictConfig], None], *, config_name: str, schema: type, configs: Path) -> None:
+def run_tool(
+    main: Callable[[DictConfig], None], *, config_name: str, schema: type, configs: Path, cells: bool = False
+) -> None:
     """Run ``main`` with the configuration that the command line composes.
 
     Args:
         main: gets the composed configuration. config_name: root file in ``configs``. schema: its dataclass.
         configs: folder of the configurations.
+        cells: the runs of ``-m`` are cells of a sweep (:mod:`vit3.sweeps`), which are computed once.
     """
+    launch = None
     try:
-        arguments = check_arguments(sys.argv[1:], schema, configs)
+        arguments = sys.argv[1:]
+        if "ablation" in known_keys(schema):
+            arguments = expand_arguments(arguments, schema, configs)
+        arguments = check_arguments(arguments, schema, configs)
+        many = bool(set(arguments) & set(MULTIRUN))
+        if cells and many:
+            launch = Launch([a for a in arguments if a not in MULTIRUN], sys.argv[1:], schema, configs)
     except UserError as error:
         _stop(error)
     given = {argument.split("=")[0] for argument in arguments}
     quiet = [*_QUIET, f"hydra.job.name={config_name}"]
-    if given & set(MULTIRUN) and "output" in known_keys(schema):
+    if many and "output" in known_keys(schema):
         quiet += _QUIET_SWEEP
     sys.argv[1:] = [*arguments, *(argument for argument in quiet if argument.split("=")[0] not in given)]
-    start = hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(_Job(main))
+    job = _Job(main, (schema, configs) if cells else None)
+    start = hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)
+    if launch is not None:
+        sys.exit(_start_sweep(start, launch, given))
     if "hydra/launcher" not in given:
         return start()
+    _start_by_launcher(start)
+
+
+def _start_sweep(start: Callable[[], None], launch: Launch, given: set[str]) -> int:
+    """Start the jobs of a sweep; returns the exit status once all have ended."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+    for chatty in ("hydra", "hydra_plugins"):  # each job says one line itself
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    if "hydra/launcher" not in given or launch.has_workers:
+        launch.heed_signals()
+    try:
+        _start_by_launcher(start) if "hydra/launcher" in given else start()
+    except SystemExit as end:
+        if launch.signal is None and end.code not in (None, 0, 1):
+            raise
+    return launch.end()
+
+
+def _start_by_launcher(start: Callable[[], None]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # what a launcher raises comes here, instead of being printed
     try:
         start()
@@ -69,19 +106,27 @@ class _Job:
     """``main`` with what every tool does around it, as Hydra calls it: here, or in a process of a launcher.
 
     A launcher pickles it: by file and name, because another process has no such ``__main__``.
+
+    Args:
+        cells: schema and folder of configurations where the jobs of ``-m`` are cells of a sweep, else None.
     """
 
-    def __init__(self, main: Callable[[DictConfig], None]):
-        self.main = main
+    def __init__(self, main: Callable[[DictConfig], None], cells: tuple[type, Path] | None = None):
+        self.main, self.cells = main, cells
 
     def __reduce__(self):
-        return _load_job, (str(Path(inspect.getfile(self.main)).resolve()), self.main.__name__)
+        return _load_job, (*self._address(), self.cells)
 
-    def __call__(self, cfg: DictConfig) -> None:
+    def _address(self) -> tuple[str, str]:
+        return str(Path(inspect.getfile(self.main)).resolve()), self.main.__name__
+
+    def __call__(self, cfg: DictConfig) -> str | None:
         logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
         launcher = _launcher()
         try:
-            self.main(cfg)
+            if self.cells and HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+                return self._compute_cell(launcher)
+            return self.main(_labelled(cfg))
         except (UserError, Interrupted) as error:
             if launcher not in ("", "submitit"):
                 raise  # a worker of Ray must not exit; its launcher hands the error to the command that started it
@@ -96,12 +141,37 @@ class _Job:
         finally:
             stop_processes()
 
+    def _compute_cell(self, launcher: str) -> str:
+        schema, configs = self.cells
+        in_place = launcher == "submitit"
+        main = self.main if in_place else functools.partial(_run_main, *self._address())
+        state = run_job(main, overrides(), schema, configs, in_place=in_place, worker=launcher != "")
+        if state == STOPPED and not launcher:  # of the launchers, Hydra's own alone would go on with the next cell
+            raise Interrupted("the sweep was stopped; the same command goes on with it", REQUEUE_CODE)
+        return state
 
-def _load_job(file: str, name: str) -> _Job:
+
+def _load_main(file: str, name: str) -> Callable[[DictConfig], None]:
     spec = importlib.util.spec_from_file_location("vit3_job", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return _Job(getattr(module, name))
+    return getattr(module, name)
+
+
+def _run_main(file: str, name: str, cfg: DictConfig) -> None:
+    _load_main(file, name)(cfg)
+
+
+def _load_job(file: str, name: str, cells: tuple[type, Path] | None) -> _Job:
+    return _Job(_load_main(file, name), cells)
+
+
+def _labelled(cfg: DictConfig) -> DictConfig:
+    """``cfg`` with the ablation in its own key, which Hydra cannot set, as it is the name of a folder of configs."""
+    for what in ("row", "column"):
+        if cfg.get(what):
+            cfg.ablation, cfg[what] = split_label(cfg[what])
+    return cfg
 
 
 def _launcher() -> str:

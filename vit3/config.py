@@ -162,6 +162,16 @@ class EvalConfig:
 
 
 @dataclass
+class SummarizeConfig:
+    """Which sweeps: one, several, or that of an ablation below an output folder."""
+
+    sweep: Optional[str]
+    sweeps: List[str]
+    output: str
+    ablation: Optional[str]
+
+
+@dataclass
 class PlanConfig(TrainConfig):
     """A run, and the hardware that it is planned for."""
 
