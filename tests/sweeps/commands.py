@@ -69,8 +69,9 @@ def _train(log: Path, arguments: tuple[str, ...], environment: dict[str, str], s
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     multiprocessing.set_start_method("fork", force=True)
-    from vit3.sweeps import process
     from vit3.tools import train
+
+    from vit3.sweeps import process
 
     if server:
         process._PRELOAD += ("tests.sweeps.no_pictures",)
