@@ -47,6 +47,7 @@ def run_eval(cfg: DictConfig) -> None:
         wanted=d.val_split,
         input_key=d.input_key,
         target_key=d.target_key,
+        img_size=d.img_size,
     )
     if options.predictions and not os.access(Path(options.predictions).parent, os.W_OK):
         raise UserError(
