@@ -152,10 +152,11 @@ PUBLISHED = {
 
 MESA = {"h_vit3_tiny_mesa_in1k": 1.0, "h_vit3_small_mesa_in1k": 1.5, "h_vit3_base_mesa_in1k": 2.0}  # weight
 FINE_TUNING = {"finetune_384_in1k", "finetune_small"}
+STUDIES = {"ablation_in1k", "ablation_patterns", "ablation_digits"}
 
 
 def test_every_classifier_has_its_recipe():
-    assert set(RECIPES) == {*PUBLISHED, *MESA, *FINE_TUNING}
+    assert set(RECIPES) == {*PUBLISHED, *MESA, *FINE_TUNING, *STUDIES}
 
 
 @pytest.mark.parametrize("recipe", [*PUBLISHED, *MESA])
@@ -181,6 +182,28 @@ def test_recipes_hold_the_published_settings(recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_headers_say_what_to_expect(recipe):
     text = (CONFIGS / "recipe" / f"{recipe}.yaml").read_text()
-    expected = ("expected",) if recipe in FINE_TUNING else ("expected   top-1", "not rerun here")
+    small = recipe in FINE_TUNING | STUDIES - {"ablation_in1k"}
+    expected = ("expected",) if small else ("expected   top-1", "not rerun here")
     for word in ("command", "hardware", *expected):
         assert word in text
+
+
+def test_ablations_share_the_published_training():
+    """The paper's base differs from the plain recipes in its network and inner model alone."""
+    base, plain = (
+        typed(compose_config(f"recipe={recipe}", "data.root=x"), TrainConfig)
+        for recipe in ("ablation_in1k", "vit3_small_in1k")
+    )
+    assert (base.model.name, base.model.kwargs, base.inner.model) == ("vit3_small", {"pos": "table"}, "mlp")
+    for group in ("data", "augment", "task", "optim", "engine"):
+        assert getattr(base, group) == getattr(plain, group)
+
+
+@pytest.mark.parametrize("recipe", ["ablation_patterns", "ablation_digits"])
+def test_small_studies_leave_labels_alone_and_average_nothing(recipe):
+    cfg = typed(compose_config(f"recipe={recipe}"), TrainConfig)
+    assert (cfg.inner.model, len(cfg.inner.beside), cfg.model.kwargs["pos"]) == ("mlp", 0, "table")
+    assert (cfg.augment.hflip, cfg.augment.mixup, cfg.augment.cutmix, cfg.augment.auto_augment) == (0, 0, 0, None)
+    assert (cfg.engine.ema_decay, cfg.engine.threads, cfg.engine.seed) == (None, 1, 0)
+    sides = [side // cfg.model.kwargs["patch_size"] for side in cfg.data.img_size]
+    assert sides == [8, 8] and cfg.model.kwargs["embed_dim"] // cfg.model.kwargs["num_heads"] == 16

@@ -28,7 +28,7 @@ from vit3.engine.throughput import Throughput, measure_throughput
 from vit3.errors import UserError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-KNOWN = {"imagenet": (1_281_167, 1000), "digits": (1437, 10)}  # training images, classes
+KNOWN = {"imagenet": (1_281_167, 1000), "digits": (1437, 10), "patterns": (4200, 12)}  # training images, classes
 _UNIT = 2  # batches are even: pairs of images are mixed or normalised
 _CPU_BATCH = 4
 

@@ -77,3 +77,13 @@ def test_packing_refuses_what_training_refuses(tmp_path, monkeypatch, capsys, sp
     with pytest.raises(SystemExit):
         run("pack_shards", monkeypatch, tmp_path / "folder", tmp_path / "out")
     assert words in capsys.readouterr().err and not Path(tmp_path / "out").exists()
+
+
+def test_patterns_are_drawn_a_row_per_class(tmp_path, monkeypatch):
+    run("draw_patterns", monkeypatch, tmp_path / "a.png", "--examples", 2, "--size", 40, "--in-chans", 1)
+    page = np.asarray(Image.open(tmp_path / "a.png"))
+    assert page.shape == (12 * 84, 120 + 2 * 84, 3)
+    rows = page.reshape(12, 84, -1, 3)
+    assert ((rows[:, :, :120] < 128).any((1, 2, 3))).all() and rows[:, :80, 120:200].std((1, 2, 3)).min() > 5
+    with pytest.raises(SystemExit):
+        run("draw_patterns", monkeypatch, tmp_path / "b.png", "--size", 20)

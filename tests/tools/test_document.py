@@ -32,7 +32,7 @@ def test_links_lead_somewhere(path):
 
 
 def test_recipes_are_named():
-    assert "recipe=vit3_{tiny,small,base}_in1k" in README and len(RECIPES) == 11
+    assert "recipe=vit3_{tiny,small,base}_in1k" in README and len(RECIPES) == 14
 
 
 def test_no_second_copy_of_requirements():

@@ -101,6 +101,7 @@ def build_data(cfg: TrainConfig) -> Data:
         input_key=d.input_key,
         target_key=d.target_key,
         stream=d.stream,
+        img_size=d.img_size,
     )
     preflight(data)
     return data

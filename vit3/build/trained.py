@@ -66,6 +66,7 @@ def build_trained(
         wanted=d.val_split,
         input_key=d.input_key,
         target_key=d.target_key,
+        img_size=d.img_size,
     )
     model = build_model(cfg, images.classes)
     kind = _chosen_weights(state, weights, path)

@@ -14,13 +14,14 @@ from vit3.data.digits import Digits
 from vit3.data.folder import FolderImages
 from vit3.data.hub import HubReader
 from vit3.data.image_folder import folder_reader
+from vit3.data.patterns import Patterns
 from vit3.data.shards import is_remote, open_shards
 from vit3.data.stream import StreamedImages
 from vit3.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-DATA_NAMES = ("digits", "folder", "imagenet", "wds", "hfds")
+DATA_NAMES = ("digits", "patterns", "folder", "imagenet", "wds", "hfds")
 _ROOTS = {
     "folder": "FOLDER with train/ and val/ in it",
     "imagenet": "FOLDER with train/ and val/ in it",
@@ -52,24 +53,26 @@ class Data:
 def make_data(
     name: str, root: str | None, in_chans: int, on_bad_image: str, *,
     train_split: str | None = None, val_split: str | None = None, input_key: str | None = None,
-    target_key: str | None = None, stream: bool = False,
+    target_key: str | None = None, stream: bool = False, img_size: Sequence[int] | None = None,
 ) -> Data:  # fmt: skip
     """Open both splits of a data set; the training split decides the classes, the other is read by their names.
 
     Args:
         name: one of ``DATA_NAMES``.
-        root: folder that holds ``train`` and ``val``, or the shards, or a Hugging Face data set (not for digits).
+        root: folder that holds ``train`` and ``val``, or the shards, or a Hugging Face data set; not for digits
+            and patterns.
         in_chans: channels of the images.
         on_bad_image: ``raise`` or ``skip``.
         train_split, val_split: names of the splits in the data set; None for the usual ones.
         input_key, target_key: where images and labels stand in shards and Hugging Face data sets; None for the usual.
         stream: read training shards one after another instead of at random.
+        img_size: (height, width) in pixels at which patterns are drawn; other sets have sizes of their own.
 
     Raises:
         UserError: unknown name, missing folder, no image, an empty class folder in the training split, a class that
             only the validation split has, or keys that this kind of data set does not have.
     """
-    keys = dict(input_key=input_key, target_key=target_key)
+    keys = dict(input_key=input_key, target_key=target_key, img_size=img_size)
     train = open_split(name, root, "train", in_chans, on_bad_image, wanted=train_split, stream=stream, **keys)
     classes = tuple(train.classes)
     note_order(classes)
@@ -80,7 +83,7 @@ def make_data(
 def open_split(
     name: str, root: str | None, split: str, in_chans: int, on_bad_image: str, key: str = "data.root", *,
     classes: Sequence[str] | None = None, wanted: str | None = None, input_key: str | None = None,
-    target_key: str | None = None, stream: bool = False,
+    target_key: str | None = None, stream: bool = False, img_size: Sequence[int] | None = None,
 ) -> Dataset:  # fmt: skip
     """Open ``train`` or ``val`` of a data set; arguments as of :func:`make_data`.
 
@@ -101,9 +104,11 @@ def open_split(
     if name == "digits":
         if in_chans != 1:
             raise UserError(f"data.in_chans={in_chans}: the digits have 1 channel")
-        if classes is not None and tuple(classes) != Digits.classes:
-            raise UserError(f"the digits have other classes than the network ({some(list(classes))}); use the same set")
+        _check_classes(name, Digits.classes, classes)
         return Digits(split)
+    if name == "patterns":
+        _check_classes(name, Patterns.classes, classes)
+        return Patterns(split, img_size or (), in_chans)
     if not root:
         raise UserError(f"{key} is not set; data={name} needs {key}={_ROOTS[name]}")
     place = dict(wanted=wanted, classes=classes, key=key)
@@ -123,3 +128,8 @@ def open_split(
             key, root, len(images.classes),
         )  # fmt: skip
     return images
+
+
+def _check_classes(name: str, own: tuple[str, ...], wanted: Sequence[str] | None) -> None:
+    if wanted is not None and tuple(wanted) != own:
+        raise UserError(f"the {name} have other classes than the network ({some(list(wanted))}); use the same set")

@@ -54,6 +54,8 @@ def build(cls: type[nn.Module], name: str, pretrained: bool, **kwargs) -> nn.Mod
     if pretrained:
         if kwargs.get("mixer", "ttt") != "ttt":
             raise ValueError(f"pretrained=True: the published weights of {name} fit mixer='ttt' only")
+        if kwargs.get("pos", "cpe") != "cpe":
+            raise ValueError(f"pretrained=True: the published weights of {name} fit pos='cpe' only; leave pos out")
         cfg = dataclasses.asdict(resolve_pretrained_cfg(name, kwargs.get("pretrained_cfg"), overlay))
         if cfg["url"] == PUBLISHED[name]["address"] and not (cfg["file"] or cfg["source"] or cfg["state_dict"]):
             overlay["file"] = str(_fetch(name, kwargs.get("cache_dir")))

@@ -2,6 +2,7 @@
 
 No class token and no position table: positions enter through a 3x3 depthwise convolution before each block, so one
 model and one checkpoint serve any image size and aspect ratio. Source: paper section 5, table 11; the authors' code.
+Other ways to tell positions (``pos``) serve comparisons; the paper's ablations (section 4) had no such convolution.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from vit3.layers.grid import pad_to_multiple, to_map, to_tokens
+from vit3.layers.position import PositionTable
+from vit3.layers.rope import RoPE2d
 from vit3.mixers import create_mixer
 from vit3.models.backbone import Backbone, drop_path_rates
 from vit3.models.mlp import Mlp
 from vit3.models.published import build, published_cfgs
 
+POSITIONS = ("none", "cpe", "table", "absolute", "rope")
+_TABLES = ("table", "absolute")
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
 
 
@@ -38,11 +43,20 @@ class PatchEmbed(nn.Module):
 
 
 class Block(nn.Module):
-    """Position encoding by convolution, token mixer, feed-forward network; each with its residual."""
+    """Position encoding, token mixer, feed-forward network; each with its residual.
 
-    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, drop_path: float, mixer, mixer_kwargs: dict):
+    Args:
+        pos: as of :class:`ViT3`. grid: what a table is made for.
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, mlp_ratio: float, drop_path: float, mixer, mixer_kwargs: dict,
+        pos: str = "cpe", grid: tuple[int, int] | None = None,
+    ):  # fmt: skip
         super().__init__()
-        self.cpe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.cpe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim) if pos == "cpe" else None
+        self.position = PositionTable(dim, grid) if pos == "table" else None
+        self.rope = RoPE2d(dim) if pos == "rope" else None
         self.norm1 = LayerNorm(dim)
         self.attn = create_mixer(mixer, dim, num_heads, **mixer_kwargs)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
@@ -50,8 +64,11 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
 
     def forward(self, x: Tensor, h: int, w: int) -> Tensor:
-        x = x + to_tokens(self.cpe(to_map(x, h, w)))  # (B, N, C)
-        x = x + self.drop_path(self.attn(self.norm1(x), h, w))
+        if self.cpe is not None:
+            x = x + to_tokens(self.cpe(to_map(x, h, w)))  # (B, N, C)
+        if self.position is not None:
+            x = self.position(x, h, w)
+        x = x + self.drop_path(self.attn(self.norm1(x), h, w, rope=self.rope))
         return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
@@ -71,10 +88,16 @@ class ViT3(Backbone):
         drop_path_rate: stochastic depth at the last block, growing linearly from 0.
         mixer: name of a registered mixer, or a class of the same signature.
         mixer_kwargs: keyword arguments of the mixer.
-        img_size: nominal size, which timm records for data configs; nothing here depends on it.
+        img_size: nominal size, which timm records for data configs; position tables are made for its grid, nothing
+            else here depends on it.
+        pos: how tokens are told where they are: ``cpe``, the published network's 3x3 depthwise convolution before each
+            block; ``table``, a learned table before each block (about the 0.91 M parameters without multiply-adds that
+            the paper's ablations seem to have had); ``absolute``, one table after the patches; ``rope``, rotation of q
+            and k, over all C channels, in each mixer; ``none``. Tables are resampled for other sizes of images.
 
     Raises:
-        ValueError: embed_dim is not a multiple of num_heads, unknown mixer, wrong image shape.
+        ValueError: embed_dim is not a multiple of num_heads, unknown mixer or pos, a table without img_size, wrong
+            image shape.
     """
 
     def __init__(
@@ -92,14 +115,17 @@ class ViT3(Backbone):
         mixer: str | type[nn.Module] = "ttt",
         mixer_kwargs: dict | None = None,
         img_size: int | tuple[int, int] | None = None,
+        pos: str = "cpe",
     ):
         super().__init__(num_classes, in_chans, global_pool, drop_rate)
         if patch_size < 1 or depth < 1:
             raise ValueError(f"patch_size={patch_size} and depth={depth} must be at least 1")
-        self.embed_dim, self.patch_size = embed_dim, patch_size
+        self.embed_dim, self.patch_size, self.pos = embed_dim, patch_size, pos
+        grid = _nominal_grid(pos, img_size, patch_size)
         self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size)
+        self.position = PositionTable(embed_dim, grid) if pos == "absolute" else None
         self.blocks = nn.ModuleList(
-            Block(embed_dim, num_heads, mlp_ratio, rate, mixer, mixer_kwargs or {})
+            Block(embed_dim, num_heads, mlp_ratio, rate, mixer, mixer_kwargs or {}, pos, grid)
             for rate in drop_path_rates(drop_path_rate, depth)
         )
         self.norm = LayerNorm(embed_dim)
@@ -109,10 +135,15 @@ class ViT3(Backbone):
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, in_chans, H, W) to normalised tokens (B, h*w, C), h = ceil(H/patch), w = ceil(W/patch)."""
         self._check_image(x)
-        x, h, w = self.patch_embed(x)
+        x, h, w = self._embed(x)
         for block in self.blocks:
             x = self._run(block, x, h, w)
         return self.norm(x)
+
+    def _embed(self, x: Tensor) -> tuple[Tensor, int, int]:
+        """Images to tokens (B, h*w, C), with the table that all blocks share, and the grid (h, w)."""
+        x, h, w = self.patch_embed(x)
+        return (x if self.position is None else self.position(x, h, w)), h, w
 
     def pool(self, x: Tensor) -> Tensor:
         """Mean over tokens, (B, N, C) to (B, C)."""
@@ -144,7 +175,7 @@ class ViT3(Backbone):
             raise ValueError(f"output_fmt='{output_fmt}' must be 'NCHW' or 'NLC'")
         self._check_image(x)
         take, last = feature_take_indices(len(self.blocks), indices)
-        x, h, w = self.patch_embed(x)
+        x, h, w = self._embed(x)
         intermediates = []
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             x = self._run(block, x, h, w)
@@ -166,9 +197,26 @@ class ViT3(Backbone):
         return take
 
     @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Position tables: offsets like biases, one for each place, and timm leaves them out of the decay too."""
+        return {f"{name}.weight" for name, module in self.named_modules() if isinstance(module, PositionTable)}
+
+    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict:
         """Parameter names by depth, for layer-wise learning rates."""
-        return dict(stem=r"^patch_embed", blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
+        return dict(stem=r"^patch_embed|^position", blocks=[(r"^blocks\.(\d+)", None), (r"^norm", (99999,))])
+
+
+def _nominal_grid(pos: str, img_size: int | tuple[int, int] | None, patch_size: int) -> tuple[int, int] | None:
+    """The grid that tables are made for; None where ``pos`` has none."""
+    if pos not in POSITIONS:
+        raise ValueError(f"pos='{pos}' is unknown; use one of: {', '.join(POSITIONS)}")
+    if pos not in _TABLES:
+        return None
+    if img_size is None:
+        raise ValueError(f"pos='{pos}' is a table for one size of images; give that size as img_size=(height, width)")
+    h, w = (img_size, img_size) if isinstance(img_size, int) else img_size
+    return -(-h // patch_size), -(-w // patch_size)
 
 
 default_cfgs = published_cfgs(("vit3_tiny", "vit3_small", "vit3_base"), first_conv="patch_embed.proj")
