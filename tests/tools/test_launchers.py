@@ -19,7 +19,8 @@ def test_submitit_runs_two_jobs_and_reports_a_failing_one(tmp_path):
     (tmp_path / "good.pt").write_bytes(b"no checkpoint")
     result = run(
         str(ROOT / "tools" / "train.py"), "-m", "hydra/launcher=submitit_local", *SHORT,
-        "model.checkpoint=null,good.pt", "output=out", "name=two", cwd=tmp_path, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive",
+        "model.checkpoint=null,good.pt", "output=out", "name=two", cwd=tmp_path, OMP_NUM_THREADS="1",
+        OMP_WAIT_POLICY="passive",
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
     assert "Traceback" not in result.stdout + result.stderr

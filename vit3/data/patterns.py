@@ -144,7 +144,7 @@ def _paint(labels: np.ndarray, draws: np.ndarray, size: tuple[int, int], in_chan
     for i in range(2):
         wave = _surface(scenes.kind[:, i], row[:, None], column, *(next(free) for _ in range(4)))
         light += wave * covered(scenes.y[:, i], scenes.x[:, i], scenes.radius[:, i])
-    contrast = 0.2 + 0.25 * next(free)
+    contrast = 0.3 + 0.2 * next(free)
     light *= _each(contrast)
     for _ in range(_SPOTS):
         y, x, strength, radius = (next(free) for _ in range(4))
