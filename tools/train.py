@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -39,6 +40,7 @@ from vit3.seeding import Purpose, seed_everything
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 logger = logging.getLogger("vit3.train")
+_DRAW_S = 30
 
 
 def train(cfg: DictConfig) -> None:
@@ -80,9 +82,26 @@ def train(cfg: DictConfig) -> None:
     summary = trainer.fit(
         run,
         build_tracker(run_cfg, run, processes),
-        after_epoch=lambda: plot_curves(run / "metrics.jsonl", run / "curves.png", run.path.name),
+        after_epoch=Curves(run),
     )
     finish(run_cfg, run, trainer, data, summary, processes)
+
+
+class Curves:
+    """Draws the curves of a run after an epoch, at most every half minute: small epochs are shorter than drawing."""
+
+    def __init__(self, run: RunFolder):
+        self.run, self.drawn = run, -math.inf
+
+    def __call__(self) -> None:
+        if time.monotonic() - self.drawn > _DRAW_S:
+            draw_curves(self.run)
+            self.drawn = time.monotonic()
+
+
+def draw_curves(run: RunFolder) -> None:
+    """Curves over all epochs so far."""
+    plot_curves(run / "metrics.jsonl", run / "curves.png", run.path.name)
 
 
 def open_run(cfg: TrainConfig, composed: str, place: str | None) -> RunFolder:
@@ -173,6 +192,7 @@ def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: di
         std=cfg.data.std,
         amp=cfg.engine.amp,
     )
+    draw_curves(run)
     title = f"{run.path.name}: {'ema' if ema else 'raw'} weights of the last epoch, errors first"
     plot_predictions(*sheet, data.classes, run / "predictions.png", title)
     if best is None:  # the files were taken away after the last epoch

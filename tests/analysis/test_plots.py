@@ -24,13 +24,16 @@ def drawn(monkeypatch, draw, *args):
 
 
 def test_wrong_predictions_are_marked(monkeypatch, tmp_path):
-    images = np.zeros((3, 4, 4, 1), np.uint8)
+    images = np.zeros((3, 4, 4, 1), np.uint8) + np.array([0, 40, 80], np.uint8)[:, None, None, None]
     labels, predictions = np.array([0, 1, 1]), np.array([1, 1, 1])
     figure = drawn(
         monkeypatch, plots.plot_predictions, images, labels, predictions, ("a", "b"), tmp_path / "x.png", "t"
     )
-    titles = [(axes.get_title(), axes.title.get_color()) for axes in figure.axes[:3]]
+    (axes,) = figure.axes
+    titles = [(text.get_text(), text.get_color()) for text in axes.texts]
     assert titles == [("b (is a)", plots._WRONG), ("b", "#222222"), ("b", "#222222")]
+    sheet = axes.images[0].get_array()
+    assert [int((sheet == value).all(axis=-1).sum()) for value in (0, 40, 80)] == [16] * 3
 
 
 def test_curves_hold_the_numbers(monkeypatch, tmp_path):

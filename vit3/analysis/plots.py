@@ -67,14 +67,22 @@ def plot_predictions(
     """
     columns = 8
     rows = -(-len(images) // columns)
-    figure = new_figure(1.15 * columns, 1.35 * rows + 0.5)
-    for axes in (grid := figure.subplots(rows, columns, squeeze=False)).flat:
-        axes.axis("off")
-    for axes, image, label, prediction in zip(grid.flat, images, labels, predictions):
-        axes.imshow(image.squeeze(), cmap="gray" if image.squeeze().ndim == 2 else None, vmin=0, vmax=255)
+    height, width = images.shape[1:3]
+    title_height, gap = round(0.24 * width) + 1, round(0.12 * width) + 1  # in pixels of the images
+    step = (height + title_height, width + gap)
+    sheet = np.full((rows * step[0], columns * step[1], 3), 255, np.uint8)  # one picture: 64 axes would take seconds
+    figure = new_figure(1.15 * columns, 1.15 * columns * sheet.shape[0] / sheet.shape[1] + 0.5)
+    axes = figure.subplots()
+    for i, (image, label, prediction) in enumerate(zip(images, labels, predictions)):
+        top, left = (i // columns) * step[0] + title_height, (i % columns) * step[1] + gap // 2
+        sheet[top : top + height, left : left + width] = image.reshape(height, width, -1)
         wrong = label != prediction
         text = _short(classes[prediction]) + (f" (is {_short(classes[label])})" if wrong else "")
-        axes.set_title(text, fontsize=8, color=_WRONG if wrong else "#222222", pad=2)
+        place = (left + width / 2 - 0.5, top - 0.06 * width - 0.5)
+        axes.text(*place, text, fontsize=8 if len(text) < 14 else 6, ha="center", va="bottom",
+                  color=_WRONG if wrong else "#222222")  # fmt: skip
+    axes.imshow(sheet, interpolation="nearest")
+    axes.axis("off")
     figure.suptitle(title, fontsize=10)
     figure.savefig(target)
 
