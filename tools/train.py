@@ -192,9 +192,12 @@ def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: di
         std=cfg.data.std,
         amp=cfg.engine.amp,
     )
-    draw_curves(run)
     title = f"{run.path.name}: {'ema' if ema else 'raw'} weights of the last epoch, errors first"
-    plot_predictions(*sheet, data.classes, run / "predictions.png", title)
+    try:
+        draw_curves(run)
+        plot_predictions(*sheet, data.classes, run / "predictions.png", title)
+    except OSError as error:  # the run is whole without them
+        logger.warning("pictures are lost (%s)", error)
     if best is None:  # the files were taken away after the last epoch
         return
     logger.info(

@@ -301,3 +301,4 @@ def test_pictures_that_cannot_be_written_stop_nothing(tmp_path, monkeypatch, cap
     monkeypatch.setattr(tool, "plot_curves", full)
     train(short_run(tmp_path, "name=a", epochs=2))
     assert len(records(tmp_path / "a")) == 2 and "pictures of this epoch are lost" in caplog.text
+    assert "pictures are lost (" in caplog.text and (tmp_path / "a" / "summary.json").exists()

@@ -78,9 +78,10 @@ def plot_predictions(
         sheet[top : top + height, left : left + width] = image.reshape(height, width, -1)
         wrong = label != prediction
         text = _short(classes[prediction]) + (f" (is {_short(classes[label])})" if wrong else "")
-        place = (left + width / 2 - 0.5, top - 0.06 * width - 0.5)
-        axes.text(*place, text, fontsize=8 if len(text) < 14 else 6, ha="center", va="bottom",
-                  color=_WRONG if wrong else "#222222")  # fmt: skip
+        if len(text) > 14:  # two lines
+            text = text.replace(" (", "\n(")
+        axes.text(left + width / 2 - 0.5, top - 0.03 * width - 0.5, text, fontsize=6 if "\n" in text else 8,
+                  linespacing=1, ha="center", va="bottom", color=_WRONG if wrong else "#222222")  # fmt: skip
     axes.imshow(sheet, interpolation="nearest")
     axes.axis("off")
     figure.suptitle(title, fontsize=10)
