@@ -46,6 +46,7 @@ setup(
             "pytest-xdist>=3.5",
             "ruff>=0.6",
             "hydra-submitit-launcher>=1.2,<2",
+            "hydra-joblib-launcher>=1.2,<2",
             "tensorboard>=2.14",
             "webdataset>=0.2.86",
             "datasets>=2.19",
@@ -60,6 +61,8 @@ setup(
             "vit3-plan=vit3.tools.plan:main",
             "vit3-selftest=vit3.tools.selftest:main",
             "vit3-summarize=vit3.tools.summarize:main",
+            "vit3-probe=vit3.tools.probe:main",
+            "vit3-flops=vit3.tools.flops:main",
             "vit3-benchmark=vit3.tools.benchmark:main",
         ]
     },

@@ -1,7 +1,8 @@
 """The table of a sweep: ``python tools/summarize.py sweep=OUTPUT/sweeps/NAME``.
 
 ``sweeps=[A,B]`` makes several, ``output=runs ablation=NAME`` finds that of an ablation. Each gets table.md, table.csv,
-cells.csv and table.png in its own folder. Nothing is computed again, and a sweep may still be running.
+cells.csv and table.png in its own folder, or with ``to=FOLDER`` in FOLDER/NAME. Nothing is computed again, and a sweep
+may still be running.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 logger = logging.getLogger("vit3.summarize")
 
 
-def sweeps_of(arguments: list[str]) -> list[Sweep]:
-    """The sweeps that a command line names.
+def sweeps_of(arguments: list[str]) -> tuple[list[Sweep], str | None]:
+    """The sweeps that a command line names, and the folder that their tables go to.
 
     Raises:
         UserError: no key=value, an unknown key, or no sweep is named.
@@ -35,7 +36,7 @@ def sweeps_of(arguments: list[str]) -> list[Sweep]:
     for argument in arguments:
         if "=" not in argument:
             raise UserError(f"'{argument}' is no key=value; write sweep=OUTPUT/sweeps/NAME")
-    defaults = {"sweep": None, "sweeps": [], "output": "runs", "ablation": None}
+    defaults = {"sweep": None, "sweeps": [], "output": "runs", "ablation": None, "to": None}
     try:
         cfg = typed(OmegaConf.merge(defaults, OmegaConf.from_dotlist(arguments)), SummarizeConfig)
     except (OmegaConfBaseException, YAMLError) as error:
@@ -46,28 +47,31 @@ def sweeps_of(arguments: list[str]) -> list[Sweep]:
         found.append(Sweep.named(cfg.output, Path(cfg.ablation).stem))
     if not found:
         raise UserError("no sweep is named; give sweep=OUTPUT/sweeps/NAME, or output=OUTPUT ablation=NAME")
-    return found
+    return found, cfg.to
 
 
-def summarize(sweep: Sweep) -> None:
-    """Write the files of one sweep and show its table."""
+def summarize(sweep: Sweep, to: str | None = None) -> None:
+    """Write the files of one sweep, into its folder or into one of its name below ``to``, and show its table."""
     table = read_table(sweep, CONFIGS)
     texts = {"table.md": to_markdown(table), "table.csv": to_csv(table), "cells.csv": cells_csv(table)}
+    folder = sweep.path if to is None else Path(to) / sweep.path.name
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            with replacing(sweep.path / name) as file:
+            with replacing(folder / name) as file:
                 file.write(text.encode())
-        plot_table(table, sweep.path / "table.png")
+        plot_table(table, folder / "table.png")
     except OSError as error:
-        raise UserError(f"{sweep.path} cannot be written ({error}); free space or copy the output elsewhere") from error
-    logger.info(f"{texts['table.md']}\nwrote {', '.join([*texts, 'table.png'])} to {sweep.path}")
+        raise UserError(f"{folder} cannot be written ({error}); free space, or choose another to=FOLDER") from error
+    logger.info(f"{texts['table.md']}\nwrote {', '.join([*texts, 'table.png'])} to {folder}")
 
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     try:
-        for sweep in sweeps_of(sys.argv[1:]):
-            summarize(sweep)
+        sweeps, to = sweeps_of(sys.argv[1:])
+        for sweep in sweeps:
+            summarize(sweep, to)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -169,6 +169,7 @@ class SummarizeConfig:
     sweeps: List[str]
     output: str
     ablation: Optional[str]
+    to: Optional[str]
 
 
 @dataclass

@@ -19,7 +19,7 @@ from vit3.engine.place import find_place
 from vit3.engine.signals import REQUEUE_CODE
 from vit3.errors import UserError
 from vit3.sweeps.ablation import split_label
-from vit3.sweeps.cell import DIVERGED, FAILED, FINISHED, KILLED, MISSING, RESULTS, RUNNING, Cell, compose_cell, hydra_at
+from vit3.sweeps.cell import DIVERGED, FAILED, FINISHED, KILLED, MISSING, RUNNING, Cell, compose_cell, hydra_at
 from vit3.sweeps.code import code_version
 from vit3.sweeps.process import start_server
 from vit3.sweeps.sweep import Sweep
@@ -122,7 +122,7 @@ class Launch:
             logger.info(line)
         if self.signal is not None:
             return 128 + signal.SIGINT if self.signal == signal.SIGINT else REQUEUE_CODE
-        return 0 if all(record["status"] in RESULTS for _, record in states) else 1
+        return 0 if all(record["status"] == FINISHED for _, record in states) else 1
 
     def _wait(self) -> None:
         said = False
