@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit3.analysis.plots import _figure
+from vit3.analysis.plots import new_figure
 from vit3.analysis.sweep_table import SYMBOLS, SweepTable
 from vit3.analysis.sweep_text import score_text
 from vit3.sweeps.cell import DIVERGED
@@ -31,7 +31,7 @@ def _plot_dots(table: SweepTable, target: Path) -> None:
         e.line.title + (f"\n{e.marks} {len(e.scores)} of {len(e.results)} seeds" if e.marks else "") for e in entries
     ]
     wide = min(4.0, 0.085 * max(len(line) for label in labels for line in label.split("\n")))
-    figure = _figure(4.6 * panels + wide + 0.6, 0.42 * len(entries) + 1.7)
+    figure = new_figure(4.6 * panels + wide + 0.6, 0.42 * len(entries) + 1.7)
     axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     ours = axes[0]
     places = range(len(entries))
@@ -71,7 +71,7 @@ def _plot_map(table: SweepTable, target: Path) -> None:
     rows, columns = table.rows, table.columns
     entries = [[table.entry(row, column) for column in columns] for row in rows]
     means = np.array([[e.mean if e and e.mean is not None else np.nan for e in line] for line in entries], dtype=float)
-    figure = _figure(1.5 * len(columns) + 3.4, 0.55 * len(rows) + 2.0)
+    figure = new_figure(1.5 * len(columns) + 3.4, 0.55 * len(rows) + 2.0)
     axes = figure.subplots()
     image = axes.imshow(means, cmap="Blues", aspect="auto")
     finite = means[np.isfinite(means)]
