@@ -1,6 +1,6 @@
-"""Write what is generated of the documentation: the README's model table and docs/parity.md.
+"""Write what is generated of the documentation: the README's model table, docs/parity.md and docs/study/costs.md.
 
-``python tools/document.py`` writes both; ``--check`` only says whether the README's table is current.
+``python tools/document.py`` writes all; ``--check`` only says whether the README's table is current.
 """
 
 from __future__ import annotations
@@ -8,16 +8,25 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import timm
+import torch
 
 from vit3.analysis.flops import count_macs
 from vit3.analysis.parity import check_all, to_markdown
+from vit3.build import build_model
+from vit3.config import TrainConfig, typed
 from vit3.models import MODEL_NAMES
 from vit3.models.published import PUBLISHED
+from vit3.sweeps.ablation import load_ablation
+from vit3.sweeps.cell import compose_cell
 
 ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = ROOT / "configs"
+COSTED = ("table1_loss", "table2_batch_epochs", "table4_inner_model", "table6_residual")  # the paper prints costs there
+PARAMS_M, MACS_G = 0.05, 0.01  # how close, in 10^6 and 10^9; the paper prints two or three digits
 BEGIN, END = "<!-- model table: begin (tools/document.py) -->", "<!-- model table: end -->"
 
 
@@ -42,6 +51,68 @@ def with_table(readme: str) -> str:
     return f"{before}{BEGIN}\n{model_table()}\n{END}{after}"
 
 
+@dataclass(frozen=True)
+class CostRow:
+    """One row of a published table: title, and what is printed and computed, in 10^6 parameters and 10^9 products."""
+
+    table: str
+    title: str
+    params_m: float
+    macs_g: float
+    published: dict[str, float]
+
+    @property
+    def close(self) -> bool:
+        """Whether all that is printed is met."""
+        params = self.published.get("params_m", self.params_m)
+        return abs(self.params_m - params) <= PARAMS_M and abs(self.macs_g - self.published["macs_g"]) <= MACS_G
+
+
+def cost_row(table: str, label: str) -> CostRow:
+    """Costs of one row of an ablation at the paper's scale, LayerNorms counted as fvcore does."""
+    line = load_ablation(table, CONFIGS).rows[label]
+    overrides = ("recipe=ablation_in1k", "data.root=absent", f"row={table}/{label}")
+    cfg = typed(compose_cell(overrides, (), TrainConfig, CONFIGS)[1], TrainConfig)
+    with torch.device("meta"):
+        model = build_model(cfg, [str(i) for i in range(1000)])
+    params = sum(p.numel() for p in model.parameters())
+    macs = count_macs(model, cfg.data.img_size, layer_norms=True)
+    return CostRow(table, line.title, params / 1e6, macs / 1e9, line.published)
+
+
+def cost_rows() -> list[CostRow]:
+    """All rows of the tables that print costs."""
+    return [cost_row(table, label) for table in COSTED for label in load_ablation(table, CONFIGS).rows]
+
+
+def costs_page(rows: list[CostRow]) -> str:
+    """Computed beside published costs."""
+    met = sum(row.close for row in rows)
+    lines = [
+        "# Costs of the paper's ablations",
+        "",
+        f"Written by `python tools/document.py` from [`configs/ablation`](../../configs/ablation) at the paper's scale "
+        f"(`recipe=ablation_in1k`): {met} of {len(rows)} rows meet what is printed, to {PARAMS_M} M parameters and "
+        f"{MACS_G} G multiply-adds. Published values are quoted; computed ones count the inner training by formula and "
+        "LayerNorms with five operations an element, as fvcore does, which is what the printed figures imply. Nothing "
+        "is trained here.",
+        "",
+        "What these figures say of the paper's base: DeiT-S without class token and without convolutional position "
+        "encoding, with 0.91 M parameters that cost no products. The paper does not say what they are. Here they are a "
+        "table of positions in each block, with one row more than there are tokens, as DeiT's own table has.",
+    ]
+    for table in COSTED:
+        ablation = load_ablation(table, CONFIGS)
+        lines += ["", f"## {ablation.title} ({ablation.source})", "",
+                  "| row | parameters, computed | published | multiply-adds, computed | published | met |",
+                  "|---|---|---|---|---|---|"]  # fmt: skip
+        for row in (row for row in rows if row.table == table):
+            params = f"{row.published['params_m']:.1f} M" if "params_m" in row.published else "–"
+            lines.append(f"| {row.title} | {row.params_m:.3f} M | {params} | {row.macs_g:.3f} G | "
+                         f"{row.published['macs_g']:.2f} G | {'yes' if row.close else 'NO'} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the README's table is old")
@@ -53,7 +124,8 @@ def main() -> None:
     readme.write_text(with_table(text), encoding="utf-8")
     (ROOT / "docs" / "parity.md").write_text(to_markdown(check_all(ROOT / "tests" / "golden")), encoding="utf-8")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.info("wrote README.md and docs/parity.md")
+    (ROOT / "docs" / "study" / "costs.md").write_text(costs_page(cost_rows()), encoding="utf-8")
+    logging.info("wrote README.md, docs/parity.md and docs/study/costs.md")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,14 @@ def test_adds_its_own_table_row_by_row():
             assert torch.equal(y[:, 5 * row + column], x[:, 5 * row + column] + table.weight[0, row, column])
 
 
+def test_a_row_for_all_places():
+    table, x = PositionTable(8, (3, 5), shared=True), torch.randn(2, 20, 8)
+    plain = PositionTable(8, (3, 5))
+    plain.load_state_dict({"weight": table.weight})
+    assert sum(p.numel() for p in table.parameters()) == 16 * 8 and table.shared.abs().min() > 0
+    torch.testing.assert_close(table(x, 4, 5) - plain(x, 4, 5), table.shared.expand(2, 20, 8), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("grid", [(1, 1), (5, 3), (6, 10), (2, 9)], ids=str)
 def test_other_grids_are_resampled(grid):
     table, x = PositionTable(4, (3, 5)).double(), torch.randn(1, grid[0] * grid[1], 4, dtype=torch.float64)

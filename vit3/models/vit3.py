@@ -55,7 +55,7 @@ class Block(nn.Module):
     ):  # fmt: skip
         super().__init__()
         self.cpe = nn.Conv2d(dim, dim, 3, padding=1, groups=dim) if pos == "cpe" else None
-        self.position = PositionTable(dim, grid) if pos == "table" else None
+        self.position = PositionTable(dim, grid, shared=True) if pos == "table" else None
         self.rope = RoPE2d(dim) if pos == "rope" else None
         self.norm1 = LayerNorm(dim)
         self.attn = create_mixer(mixer, dim, num_heads, **mixer_kwargs)
