@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from vit3.tools.document import with_table
+from vit3.tools.document import CONFIGS, COSTED, cost_row, with_table
 
 from tests.helpers import ROOT
 from tests.test_config import RECIPES
+from vit3.sweeps.ablation import load_ablation
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -20,6 +21,21 @@ def test_model_table_is_current():
 def test_parity_page_has_no_failure():
     page = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
     assert "FAIL" not in page and page.count("| pass |") == int(re.search(r"of (\d+) comparisons", page)[1]) > 40
+
+
+@pytest.mark.parametrize("table", COSTED)
+def test_costs_are_those_that_the_paper_prints(table):
+    """Every row of the page, computed anew: within 0.05 M parameters and 0.01 G products of the printed figures."""
+    page = (ROOT / "docs" / "study" / "costs.md").read_text(encoding="utf-8")
+    for label in load_ablation(table, CONFIGS).rows:
+        row = cost_row(table, label)
+        assert abs(row.params_m - row.published.get("params_m", row.params_m)) <= 0.05, label
+        assert abs(row.macs_g - row.published["macs_g"]) <= 0.01, label
+        assert f"| {row.title} | {row.params_m:.3f} M |" in page and f"| {row.macs_g:.3f} G |" in page
+
+
+def test_all_printed_costs_are_there():
+    assert sum(len(load_ablation(table, CONFIGS).rows) for table in COSTED) == 28
 
 
 def test_six_lines_run():
