@@ -106,3 +106,12 @@ def test_groups_are_printed_and_nothing_is_trained(tmp_path, capsys):
     assert lines["blocks.0.attn.w1"][1:] == ["0", "0.75"]
     assert lines["blocks.0.attn.qkv.weight"][1:] == ["0.05", "0.75"]
     assert lines["head.weight"][1:] == ["0.05", "1"]
+
+
+def test_every_learned_start_can_be_left_out_of_the_decay():
+    inner = ("inner=mlp", "inner.depth=3", "inner.beside=[{model: dwconv, extra: true}, {model: swiglu, extra: true}]")
+    trainer = trainer_of(configured(*inner, "optim.decay_inner=false", "++model.kwargs.depth=1", "engine.device=cpu"))
+    rows = {row.name: row for row in parameter_rows(trainer.updater.model, trainer.updater.optimizer)}
+    starts = {name: row for name, row in rows.items() if name.startswith("blocks.0.attn.w")}
+    assert len(starts) == 7 and all(row.weight_decay == 0 for row in starts.values())
+    assert rows["blocks.0.attn.qkv.weight"].weight_decay > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,11 @@ def build_task(cfg: TrainConfig, model: nn.Module, derived: Derived, processes: 
 
 
 def build_optimizer(cfg: TrainConfig, model: nn.Module, derived: Derived) -> torch.optim.Optimizer:
-    """timm's optimiser; biases and 1-D tensors are not decayed, W1, W2, W3 as ``optim.decay_inner`` says."""
+    """timm's optimiser; biases and 1-D tensors are not decayed, learned starts W0 as ``optim.decay_inner`` says."""
     o = cfg.optim
     undecayed = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
     if not o.decay_inner:
-        undecayed |= {name for name, _ in model.named_parameters() if name.split(".")[-1] in ("w1", "w2", "w3")}
+        undecayed |= {name for name, _ in model.named_parameters() if re.fullmatch(r"(.*\.)?w\d+", name)}
     options: dict[str, Any] = dict(weight_decay=o.weight_decay, no_weight_decay_list=undecayed)
     if o.layer_decay is None:
         groups = param_groups_weight_decay(model, **options)
