@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -12,7 +13,6 @@ from vit3.analysis.plots import plot_predictions
 from vit3.build import build_eval_loader, build_trained
 from vit3.cli import run_tool, stored_config
 from vit3.config import EvalConfig, typed
-from vit3.engine.checkpoint import best_checkpoint, load_checkpoint
 from vit3.engine.distributed import start_processes
 from vit3.engine.evaluate import evaluate
 from vit3.engine.predict import predict_sample
@@ -32,19 +32,12 @@ def run_eval(cfg: DictConfig) -> None:
         raise UserError(
             f"predictions={options.predictions}: its folder is missing or not writable; choose another file"
         )
-    path = Path(options.checkpoint)
-    path = best_checkpoint(path) if path.is_dir() else path
-    state = load_checkpoint(path)
-    trained = build_trained(
-        path, state, stored_config(state["config"], CONFIGS), processes, weights=options.weights,
-        data_root=options.data_root, workers=options.workers, batch_size=options.batch_size,
-    )  # fmt: skip
+    trained = build_trained(options, partial(stored_config, configs=CONFIGS), processes)
     run_cfg, model, images = trained.cfg, trained.model, trained.images
     loader = build_eval_loader(run_cfg, images, processes, trained.batch)
     scores = evaluate(model, loader, processes, amp=run_cfg.engine.amp, channels_last=run_cfg.engine.channels_last)
     logger.info(
-        f"{path}: {trained.weights} weights of {trained.saved}, {len(images):,} images: "
-        f"top-1 {scores['top1']:.2f} %, top-5 {scores['top5']:.2f} %, loss {scores['loss']:.6f}"
+        f"{trained.title}: top-1 {scores['top1']:.2f} %, top-5 {scores['top5']:.2f} %, loss {scores['loss']:.6f}"
     )
     if bad := getattr(images, "bad_images", None):
         if bad.value:
@@ -53,7 +46,7 @@ def run_eval(cfg: DictConfig) -> None:
         sheet = predict_sample(
             model, loader, processes, count=64, mean=run_cfg.data.mean, std=run_cfg.data.std, amp=run_cfg.engine.amp
         )
-        plot_predictions(*sheet, images.classes, Path(options.predictions), f"{path}: test images, errors first")
+        plot_predictions(*sheet, images.classes, Path(options.predictions), f"{trained.path}: errors first")
 
 
 def main() -> None:

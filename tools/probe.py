@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -17,7 +18,6 @@ from vit3.analysis.probe_report import plot_probe, probe_csv, probe_markdown
 from vit3.build import Trained, build_eval_loader, build_trained
 from vit3.cli import run_tool, stored_config
 from vit3.config import ProbeConfig, typed
-from vit3.engine.checkpoint import best_checkpoint, load_checkpoint
 from vit3.engine.distributed import Processes, start_processes
 from vit3.engine.evaluate import evaluate
 from vit3.errors import UserError
@@ -32,14 +32,8 @@ def probe(cfg: DictConfig) -> None:
     processes = start_processes(options.device)
     if not processes.main:
         logging.getLogger().setLevel(logging.WARNING)
-    path = Path(options.checkpoint)
-    path = best_checkpoint(path) if path.is_dir() else path
-    state = load_checkpoint(path)
-    trained = build_trained(
-        path, state, stored_config(state["config"], CONFIGS), processes, weights=options.weights,
-        data_root=options.data_root, workers=options.workers, batch_size=options.batch_size,
-    )  # fmt: skip
-    out = Path(options.output) if options.output else path.parent / "probe"
+    trained = build_trained(options, partial(stored_config, configs=CONFIGS), processes)
+    out = Path(options.output) if options.output else trained.path.parent / "probe"
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -52,10 +46,9 @@ def probe(cfg: DictConfig) -> None:
     scores += [score(trained, _size(factor, trained), processes, factor) for factor in options.sizes]
     if not processes.main:
         return
-    title = f"{path}: {trained.weights} weights of {trained.saved}, {len(trained.images):,} test images"
-    (out / "probe.md").write_text(probe_markdown(scores, title), encoding="utf-8")
+    (out / "probe.md").write_text(probe_markdown(scores, trained.title), encoding="utf-8")
     (out / "probe.csv").write_text(probe_csv(scores), encoding="utf-8")
-    plot_probe(scores, out / "probe.png", title)
+    plot_probe(scores, out / "probe.png", trained.title)
     logger.info(f"written      {out / 'probe.md'}, {out / 'probe.csv'}, {out / 'probe.png'}")
 
 

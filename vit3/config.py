@@ -151,13 +151,19 @@ class TrainConfig:
 
 
 @dataclass
-class EvalConfig:
+class TrainedConfig:
+    """A trained network, and how its test images are read."""
+
     checkpoint: str
     weights: str
     data_root: Optional[str]
     batch_size: Optional[int]
     workers: Optional[int]
     device: str
+
+
+@dataclass
+class EvalConfig(TrainedConfig):
     predictions: Optional[str]
 
 
@@ -185,13 +191,7 @@ class PlanConfig(TrainConfig):
 
 
 @dataclass
-class ProbeConfig:
-    checkpoint: str
-    weights: str
-    data_root: Optional[str]
-    batch_size: Optional[int]
-    workers: Optional[int]
-    device: str
+class ProbeConfig(TrainedConfig):
     sizes: List[float]
     output: Optional[str]
 

@@ -35,7 +35,7 @@ def test_scores_and_files(run, tmp_path, caplog):
     assert rows["8x8 pixels"]["top1"] == rows["as trained"]["top1"]
     assert rows["rate x 0"]["loss"] == rows["no update"]["loss"] == rows["0 epochs"]["loss"]
     assert {"12x12 pixels", "swap fast", "ascent"} <= rows.keys()
-    assert "360 test images" in (tmp_path / "out" / "probe.md").read_text()
+    assert "360 images" in (tmp_path / "out" / "probe.md").read_text()
     assert (tmp_path / "out" / "probe.png").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from vit3.build.model import build_model
-from vit3.config import TrainConfig, typed
+from vit3.config import TrainConfig, TrainedConfig, typed
 from vit3.data import open_split
+from vit3.engine.checkpoint import best_checkpoint, load_checkpoint
 from vit3.engine.distributed import Processes
 from vit3.errors import UserError
 
@@ -23,37 +25,42 @@ class Trained:
     """What a checkpoint holds.
 
     Attributes:
-        cfg: of the training. model: with its weights, on the device. weights: ``raw`` or ``ema``.
-        images: test images. saved: when the weights were saved, in words. batch: images per process for evaluation.
+        path: of the checkpoint. cfg: of the training. model: with its weights, on the device.
+        weights: ``raw`` or ``ema``. saved: when the weights were saved, in words. images: test images.
+        batch: of them per process for evaluation.
     """
 
+    path: Path
     cfg: TrainConfig
     model: nn.Module
     weights: str
-    images: Dataset
     saved: str
+    images: Dataset
     batch: int
 
+    @property
+    def title(self) -> str:
+        """What was loaded, for the first line of a report."""
+        return f"{self.path}: {self.weights} weights of {self.saved}, {len(self.images):,} images"
 
-def build_trained(
-    path: Path, state: dict, stored: DictConfig, processes: Processes, *, weights: str = "auto",
-    data_root: str | None = None, workers: int | None = None, batch_size: int | None = None,
-) -> Trained:  # fmt: skip
-    """Build the network of a checkpoint and open the test images of its data.
+
+def build_trained(options: TrainedConfig, complete: Callable[[dict], DictConfig], processes: Processes) -> Trained:
+    """Load a checkpoint, build its network and open the test images of its data.
 
     Args:
-        path: of the checkpoint, for the sentences. state: what is in it. stored: its configuration, complete.
-        weights: ``auto`` (the kind that scored best in training), ``raw`` or ``ema``.
-        data_root: another place of the same data. workers: loader processes, None as in training.
-        batch_size: images per process, None as in training.
+        options: which, which of its weights, and how the images are read. complete: makes the configuration in a
+            checkpoint one that has every key.
 
     Raises:
-        UserError: weights that are not there, or data that cannot be opened.
+        UserError: no such checkpoint, weights that are not there, or data that cannot be opened.
     """
-    cfg: TrainConfig = typed(stored, TrainConfig)
+    path = Path(options.checkpoint)
+    path = best_checkpoint(path) if path.is_dir() else path
+    state = load_checkpoint(path)
+    cfg: TrainConfig = typed(complete(state["config"]), TrainConfig)
     cfg.model.pretrained, cfg.model.checkpoint = False, None  # the weights are in this checkpoint
-    cfg.data.root = cfg.data.root if data_root is None else data_root
-    cfg.data.workers = cfg.data.workers if workers is None else workers
+    cfg.data.root = cfg.data.root if options.data_root is None else options.data_root
+    cfg.data.workers = cfg.data.workers if options.workers is None else options.workers
     d = cfg.data
     images = open_split(
         d.name,
@@ -69,10 +76,10 @@ def build_trained(
         img_size=d.img_size,
     )
     model = build_model(cfg, images.classes)
-    kind = _chosen_weights(state, weights, path)
+    kind = _chosen_weights(state, options.weights, path)
     model.load_state_dict(state["state_dict_ema" if kind == "ema" else "state_dict"])
-    batch = batch_size or max(1, min(_MAX_BATCH, cfg.engine.batch_size // processes.world_size))
-    return Trained(cfg, model.to(processes.device), kind, images, _saved(state), batch)
+    batch = options.batch_size or max(1, min(_MAX_BATCH, cfg.engine.batch_size // processes.world_size))
+    return Trained(path, cfg, model.to(processes.device), kind, _saved(state), images, batch)
 
 
 def _saved(state: dict) -> str:
