@@ -87,6 +87,28 @@ def test_a_seed_that_one_row_lacks(tmp_path):
     assert score_text(table.entries[1]) == "80.00? (n = 1 of 2)"
 
 
+def test_the_table_of_a_file_that_is_gone_comes_from_the_copy(tmp_path):
+    results = {("plain", "scratch", 0): 80.0, ("long", "scratch", 0): 81.0}
+    path = tmp_path / "mine.yaml"
+    path.write_text(TABLE.format(checkpoint="x.pt"))
+    sweep = write(Sweep.named(tmp_path, "t"), results, ablation=str(path))
+    sweep.keep_file(path)
+    before = to_markdown(read_table(sweep, CONFIGS))
+    path.unlink()
+    assert to_markdown(read_table(sweep, CONFIGS)) == before and "many epochs" in before
+
+
+@pytest.mark.parametrize("name", ["cell.json", "summary.json", "environment.json", "metrics.jsonl"])
+@pytest.mark.parametrize("content", ["", "[]", "null", "{", "{}"])
+def test_damaged_files_of_a_cell_leave_the_table_whole(tmp_path, name, content):
+    sweep = write(Sweep.named(tmp_path, "t"), {("a", None, 0): 80.0, ("a", None, 1): 81.0})
+    (sweep.folder(sweep.cells()[0]) / name).write_text(content)
+    table = read_table(sweep, CONFIGS)
+    lost = name in ("cell.json", "summary.json")
+    assert score_text(table.entries[0]) == ("81.00? (n = 1 of 2)" if lost else "80.50 ± 0.71")
+    to_markdown(table), to_csv(table), cells_csv(table)
+
+
 def test_csv_has_numbers_alone(rows):
     table = read_table(rows, CONFIGS)
     lines = list(csv.DictReader(io.StringIO(to_csv(table))))

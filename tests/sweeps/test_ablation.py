@@ -54,6 +54,26 @@ def test_what_the_user_says_counts():
     assert expand(*mine) == ["-m", "engine.seed=5", "recipe=vit3_tiny_in1k", "row=table1_loss/mse,table1_loss/dot"]
 
 
+@pytest.mark.parametrize(("folder", "good"), [("my own", True), ("mine(1)", False), ("mîne", False)])
+def test_the_path_of_a_table_is_one_that_hydra_can_read(table, monkeypatch, folder, good):
+    place = table.parent / folder
+    place.mkdir()
+    table.rename(place / "t.yaml")
+    monkeypatch.chdir(place)
+    if good:
+        assert expand("-m", "ablation=t.yaml", "row=hot")[1] == f"row={place}/t.yaml/hot"
+        escaped = str(place).replace(" ", r"\ ")
+        assert settled([f"row={escaped}/t.yaml/hot"], TrainConfig, CONFIGS)[0] == "optim.lr=1e30"
+    else:
+        with pytest.raises(UserError, match="Hydra cannot read this path"):
+            expand("-m", "ablation=t.yaml")
+
+
+def test_no_recipe_where_the_user_says_so():
+    assert "recipe=ablation_patterns" not in expand("-m", "ablation=table1_loss", "row=dot", "recipe=null")
+    assert settled(["recipe=[]", "row=table1_loss/dot"], TrainConfig, CONFIGS)[0] == "recipe=[]"
+
+
 def test_a_single_run_gets_the_settings_themselves(table):
     assert expand("ablation=table1_loss", "row=mse", "inner.loss=mae", "data=digits") == [
         "recipe=ablation_patterns", "inner.loss=mse", "data=digits", "inner=mlp", "row=table1_loss/mse"
