@@ -126,10 +126,13 @@ def test_what_became_of_a_cell_is_on_record(tmp_path, error, status, reason):
     record = folder.state()
     assert (record["status"], record["reason"]) == (status, reason) and record["seed"] == 0
     assert not folder.held()
+    if status != "diverged":
+        folder.note(seconds=50.0)
     again = []
     assert compute(again.append, cfg, cell, folder, None) == ("diverged" if status == "diverged" else "failed")
     assert len(again) == (0 if status == "diverged" else 1)  # a result is not tried again, all else is
     if again:
+        assert folder.record()["seconds"] >= 50.0  # of all its starts
         assert (again[0].output, again[0].name, again[0].resume) == (str(tmp_path / "cells"), cell.id, "auto")
 
 
