@@ -26,6 +26,17 @@ def test_a_launcher_without_many_runs_would_do_nothing():
         check("hydra/launcher=slurm")
 
 
+def test_a_misspelt_launcher():
+    with pytest.raises(UserError, match="hydra/launcher=jobli: did you mean joblib?"):
+        check("-m", "hydra/launcher=jobli")
+
+
+def test_null_is_no_choice_of_a_group_except_the_recipe():
+    with pytest.raises(UserError, match="data=null: allowed: digits"):
+        check("data=null")
+    assert check("recipe=null") == ["recipe=[]"]  # which Hydra takes, and means the same by
+
+
 def test_a_launcher_whose_package_is_missing(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(

@@ -54,7 +54,7 @@ def summarize(sweep: Sweep, to: str | None = None) -> None:
     """Write the files of one sweep, into its folder or into one of its name below ``to``, and show its table."""
     table = read_table(sweep, CONFIGS)
     texts = {"table.md": to_markdown(table), "table.csv": to_csv(table), "cells.csv": cells_csv(table)}
-    folder = sweep.path if to is None else Path(to) / sweep.path.name
+    folder = sweep.path if to is None else Path(to) / sweep.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

@@ -7,7 +7,9 @@ import os
 import re
 from pathlib import Path
 
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 
 from vit3.config import known_keys, nearest
@@ -64,26 +66,34 @@ def _checked(argument: str, schema: type, configs: Path, *, multirun: bool) -> s
     if override.is_sweep_override() and not multirun:
         raise UserError(f"{argument} names several values; add -m for one run each, or write a list as key=[a,b]")
     key = override.key_or_group.lstrip("/")
+    if key == "recipe" and not override.is_sweep_override() and override.value() is None:
+        return "recipe=[]"  # none, as Hydra says it on a command line
     if key == "hydra/launcher":
-        _check_launcher(str(override.value()), multirun)
+        _check_launcher(str(override.value()), multirun, configs)
     if key.split(".")[0].split("/")[0] == "hydra" or override.is_delete():
         return argument
     if key.startswith(_FREE_KEYS):
         return argument if argument.startswith("+") else f"++{argument}"
     groups = {path.name for path in configs.iterdir() if path.is_dir()} - {"hydra"}
-    if key in groups and not override.is_sweep_override() and isinstance(override.value(), str):
+    if key in groups and not override.is_sweep_override() and isinstance(override.value(), str | None):
         options = {path.stem for path in (configs / key).glob("*.yaml")}
-        if override.value() not in options | {"null"}:
-            raise UserError(f"{argument}: {nearest(override.value(), options)}")
+        if override.value() not in options:
+            raise UserError(f"{argument}: {nearest(str(override.value()), options)}")
     keys = set(known_keys(schema)) | (groups if "data" in known_keys(schema) else set())
     if key not in keys:
         raise UserError(f"{key} is no key of this program; {nearest(key, keys)}")
     return argument
 
 
-def _check_launcher(name: str, multirun: bool) -> None:
+def _check_launcher(name: str, multirun: bool, configs: Path) -> None:
     if not multirun:
         raise UserError(f"hydra/launcher={name} starts jobs only with -m; without it, the run would be here")
+    if name not in (*_LAUNCHERS, "basic"):
+        Plugins.instance()  # lets other packages say which they have
+        options = {Path(option).stem for option in ConfigStore.instance().list("hydra/launcher")}
+        options |= {path.stem for path in (configs / "hydra" / "launcher").glob("*.yaml")} | _LAUNCHERS.keys()
+        if name not in options:
+            raise UserError(f"hydra/launcher={name}: {nearest(name, options)}")
     module, extra = _LAUNCHERS.get(name, (None, None))
     if module and importlib.util.find_spec(f"hydra_plugins.{module}") is None:
         raise UserError(f"hydra/launcher={name} needs a package that is missing: pip install 'vit3[{extra}]'")

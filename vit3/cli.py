@@ -59,6 +59,8 @@ def run_tool(
             launch = Launch([a for a in arguments if a not in MULTIRUN], sys.argv[1:], schema, configs)
     except UserError as error:
         _stop(error)
+    except KeyboardInterrupt:  # composing the cells of a large table takes a minute
+        _stop(UserError("stopped; no cell was started"), code=130)
     given = {argument.split("=")[0] for argument in arguments}
     quiet = [*_QUIET, f"hydra.job.name={config_name}"]
     if many and "output" in known_keys(schema):

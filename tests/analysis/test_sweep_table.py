@@ -68,6 +68,25 @@ def test_a_difference_above_the_noise_is_not_called_noise(tmp_path):
     assert table.entries[1].verdict == "+2.00"
 
 
+def test_noise_has_two_sides_and_its_bound_is_noise(tmp_path):
+    results = {("a", None, 0): 80.0, ("a", None, 1): 80.0, ("b", None, 0): 80.0, ("b", None, 1): 80.0}
+    results |= {("c", None, 0): 70.0, ("c", None, 1): 70.0}
+    _, equal, worse = read_table(write(Sweep.named(tmp_path, "t"), results), CONFIGS).entries
+    assert (equal.verdict, worse.verdict) == ("+0.00 (within noise)", "-10.00")
+
+
+def test_differences_stay_in_their_column(tmp_path):
+    results = {("a", "x", 0): 80.0, ("a", "y", 0): 50.0, ("b", "x", 0): 81.0, ("b", "y", 0): 53.0}
+    table = read_table(write(Sweep.named(tmp_path, "t"), results), CONFIGS)
+    assert [entry.difference for entry in table.entries] == [None, None, 1.0, 3.0]
+
+
+def test_what_was_before_a_divergence_is_no_mean_beside_a_finish(tmp_path):
+    results = {("a", None, 0): 80.0, ("a", None, 1): ("diverged", 20.0)}
+    [entry] = read_table(write(Sweep.named(tmp_path, "t"), results), CONFIGS).entries
+    assert (entry.mean, entry.before_divergence) == (80.0, None)
+
+
 def test_what_is_missing_is_marked_and_never_averaged_away(rows):
     table = read_table(rows, CONFIGS)
     assert [score_text(entry) for entry in table.entries] == [
@@ -85,6 +104,28 @@ def test_a_seed_that_one_row_lacks(tmp_path):
     results = {("a", None, 0): 80.0, ("a", None, 1): 81.0, ("b", None, 0): 80.0}
     table = read_table(write(Sweep.named(tmp_path, "t"), results), CONFIGS)
     assert score_text(table.entries[1]) == "80.00? (n = 1 of 2)"
+
+
+def test_the_table_of_a_file_that_is_gone_comes_from_the_copy(tmp_path):
+    results = {("plain", "scratch", 0): 80.0, ("long", "scratch", 0): 81.0}
+    path = tmp_path / "mine.yaml"
+    path.write_text(TABLE.format(checkpoint="x.pt"))
+    sweep = write(Sweep.named(tmp_path, "t"), results, ablation=str(path))
+    sweep.keep_file(path)
+    before = to_markdown(read_table(sweep, CONFIGS))
+    path.unlink()
+    assert to_markdown(read_table(sweep, CONFIGS)) == before and "many epochs" in before
+
+
+@pytest.mark.parametrize("name", ["cell.json", "summary.json", "environment.json", "metrics.jsonl"])
+@pytest.mark.parametrize("content", ["", "[]", "null", "{", "{}"])
+def test_damaged_files_of_a_cell_leave_the_table_whole(tmp_path, name, content):
+    sweep = write(Sweep.named(tmp_path, "t"), {("a", None, 0): 80.0, ("a", None, 1): 81.0})
+    (sweep.folder(sweep.cells()[0]) / name).write_text(content)
+    table = read_table(sweep, CONFIGS)
+    lost = name in ("cell.json", "summary.json")
+    assert score_text(table.entries[0]) == ("81.00? (n = 1 of 2)" if lost else "80.50 ± 0.71")
+    to_markdown(table), to_csv(table), cells_csv(table)
 
 
 def test_csv_has_numbers_alone(rows):

@@ -30,7 +30,7 @@ rows:
   hot: {{set: [optim.lr=1e30, optim.min_lr=1e30, optim.clip_grad=null]}}
   long:
     title: "many epochs"
-    set: [engine.epochs=8]
+    set: [engine.epochs=4]
 columns:
   scratch: {{set: []}}
   started: {{set: [model.checkpoint={checkpoint}]}}
@@ -74,9 +74,9 @@ def _train(log: Path, arguments: tuple[str, ...], environment: dict[str, str], s
     from vit3.sweeps import process
 
     if server:
-        process._PRELOAD += ("tests.sweeps.no_pictures",)
+        process._PRELOAD += ("tests.sweeps.light",)
     else:
-        import tests.sweeps.no_pictures  # noqa: F401 (in the cells, too)
+        import tests.sweeps.light  # noqa: F401 (in the cells, too)
 
         process._METHOD = "fork"
     sys.argv = ["tools/train.py", *arguments]

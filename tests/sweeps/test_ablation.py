@@ -54,6 +54,26 @@ def test_what_the_user_says_counts():
     assert expand(*mine) == ["-m", "engine.seed=5", "recipe=vit3_tiny_in1k", "row=table1_loss/mse,table1_loss/dot"]
 
 
+@pytest.mark.parametrize(("folder", "good"), [("my own", True), ("mine(1)", False), ("mîne", False)])
+def test_the_path_of_a_table_is_one_that_hydra_can_read(table, monkeypatch, folder, good):
+    place = table.parent / folder
+    place.mkdir()
+    table.rename(place / "t.yaml")
+    monkeypatch.chdir(place)
+    if good:
+        assert expand("-m", "ablation=t.yaml", "row=hot")[1] == f"row={place}/t.yaml/hot"
+        escaped = str(place).replace(" ", r"\ ")
+        assert settled([f"row={escaped}/t.yaml/hot"], TrainConfig, CONFIGS)[0] == "optim.lr=1e30"
+    else:
+        with pytest.raises(UserError, match="Hydra cannot read this path"):
+            expand("-m", "ablation=t.yaml")
+
+
+def test_no_recipe_where_the_user_says_so():
+    assert "recipe=ablation_patterns" not in expand("-m", "ablation=table1_loss", "row=dot", "recipe=null")
+    assert settled(["recipe=[]", "row=table1_loss/dot"], TrainConfig, CONFIGS)[0] == "recipe=[]"
+
+
 def test_a_single_run_gets_the_settings_themselves(table):
     assert expand("ablation=table1_loss", "row=mse", "inner.loss=mae", "data=digits") == [
         "recipe=ablation_patterns", "inner.loss=mse", "data=digits", "inner=mlp", "row=table1_loss/mse"
@@ -69,11 +89,11 @@ def test_a_single_run_gets_the_settings_themselves(table):
 def test_settings_come_in_the_order_user_column_row(table):
     text = table.read_text().replace("{set: []}", "{set: [optim.lr=2, engine.epochs=3]}")
     table.write_text(
-        text.replace("set: [engine.epochs=8]", "set: [engine.epochs=8, mixer=softmax, model.kwargs.depth=1]")
+        text.replace("set: [engine.epochs=4]", "set: [engine.epochs=4, mixer=softmax, model.kwargs.depth=1]")
     )
     place = [f"row={table}/long", f"column={table}/scratch"]
     cell, cfg = compose_cell(["optim.lr=1", "engine.epochs=1", *place], (), TrainConfig, CONFIGS)
-    assert (cfg.optim.lr, cfg.engine.epochs, cfg.mixer.name, cfg.model.kwargs.depth) == (2, 8, "softmax", 1)
+    assert (cfg.optim.lr, cfg.engine.epochs, cfg.mixer.name, cfg.model.kwargs.depth) == (2, 4, "softmax", 1)
     assert settled(["optim.lr=1", *place], TrainConfig, CONFIGS)[0] == "optim.lr=2"
 
 
@@ -117,7 +137,7 @@ def test_mistakes_in_a_file_are_said_in_one_sentence(table, old, new, sentence):
 
 
 def test_an_unknown_key_in_a_row_names_the_row(table):
-    table.write_text(table.read_text().replace("[engine.epochs=8]", "[engine.epoch=8]"))
+    table.write_text(table.read_text().replace("[engine.epochs=4]", "[engine.epoch=8]"))
     with pytest.raises(
         UserError, match="row long: engine.epoch is no key of this program; did you mean engine.epochs?"
     ):

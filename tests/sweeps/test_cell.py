@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,21 @@ def _alone(monkeypatch):
 )
 def test_what_changes_no_number_is_the_same_cell(other):
     assert cell_of(other).id == cell_of().id
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["inner.lr=2"], ["inner.lr=2.0"]),
+        (["optim.lr=0.001"], ["optim.lr=1e-3"]),
+        (["engine.seed=0", "data.mean=[0]"], ["data.mean=[0.0]"]),
+        (["inner.lr=2", "optim.lr=1"], ["optim.lr=1", "inner.lr=2"]),
+        (["recipe=ablation_digits", "inner.lr=2"], ["inner.lr=2", "recipe=ablation_digits"]),
+        (["recipe=null"], []),
+    ],
+)
+def test_other_words_for_the_same_run_are_the_same_cell(one, other):
+    assert cell_of(*one).id == cell_of(*other).id
 
 
 @pytest.mark.parametrize(
@@ -110,10 +126,13 @@ def test_what_became_of_a_cell_is_on_record(tmp_path, error, status, reason):
     record = folder.state()
     assert (record["status"], record["reason"]) == (status, reason) and record["seed"] == 0
     assert not folder.held()
+    if status != "diverged":
+        folder.note(seconds=50.0)
     again = []
     assert compute(again.append, cfg, cell, folder, None) == ("diverged" if status == "diverged" else "failed")
     assert len(again) == (0 if status == "diverged" else 1)  # a result is not tried again, all else is
     if again:
+        assert folder.record()["seconds"] >= 50.0  # of all its starts
         assert (again[0].output, again[0].name, again[0].resume) == (str(tmp_path / "cells"), cell.id, "auto")
 
 
@@ -129,6 +148,63 @@ def test_a_loss_that_is_not_finite_at_the_end_is_divergence(tmp_path, last, stat
     cell, cfg = compose_cell((), (), TrainConfig, CONFIGS)
     folder = CellFolder.of(tmp_path, cell.id)
     assert compute(lambda cfg: folder.write_json("summary.json", {"last": last}), cfg, cell, folder, None) == status
+
+
+def test_a_run_that_was_whole_before_its_record_was_lost_is_finished(tmp_path):
+    """Trained to its end and killed before it could say so: training again is refused, for nothing is left to do."""
+    cell, cfg = compose_cell(("engine.epochs=2",), (), TrainConfig, CONFIGS)
+    folder = CellFolder.of(tmp_path, cell.id)
+    refuse = raising(UserError("2 epochs are done already"))
+    for epoch, status in ((0, "failed"), (1, "finished")):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write_json("summary.json", {"last": {"epoch": epoch, "train/loss": 1.0, "val/loss": 2.0}})
+        assert compute(refuse, cfg, cell, folder, None) == status
+
+
+@pytest.mark.parametrize("content", ["", "null", "[]", "{}", '{"status": "runn', '{"status": 3}'])
+def test_a_damaged_record_is_none(tmp_path, content):
+    folder = CellFolder(tmp_path)
+    (folder / "cell.json").write_text(content)
+    (folder / "summary.json").write_text(content)
+    assert folder.state() == {"status": "missing"} and folder.summary() in ({}, {"status": 3})
+
+
+def test_a_finish_without_its_numbers_is_none(tmp_path):
+    folder = CellFolder(tmp_path)
+    folder.write_json("cell.json", {"status": "finished"})
+    assert folder.record()["status"] == "missing"
+    folder.write_json("summary.json", {"last": {"epoch": 0}})
+    assert folder.record()["status"] == "finished"
+
+
+def test_a_stop_while_a_cell_was_starting_is_heeded(tmp_path):
+    """Who stops a command looks for running cells; one that notes itself just after that looks for the stop."""
+    cell, cfg = compose_cell((), (), TrainConfig, CONFIGS)
+    folder = CellFolder.of(tmp_path, cell.id)
+    stop, trained = tmp_path / "stop", []
+    with pytest.raises(Interrupted, match="stopped before its first step"):
+        stop.touch()
+        compute(trained.append, cfg, cell, folder, "here-1", stop)
+    assert not trained and folder.state()["status"] == "killed"
+    stop.unlink()
+    compute(trained.append, cfg, cell, folder, "here-1", stop)
+    assert len(trained) == 1
+
+
+def test_a_full_disk_costs_a_record_and_nothing_else(tmp_path, monkeypatch, caplog):
+    from vit3.sweeps import process
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    folder = CellFolder.of(tmp_path, "x")
+    folder.path.mkdir(parents=True)
+    monkeypatch.setattr(CellFolder, "note", full)
+    process._note_death(folder, 1, 7)
+    assert "cell.json cannot be written ([Errno 28] No space left on device); free space" in caplog.text
+    monkeypatch.setattr("pathlib.Path.mkdir", full)
+    with pytest.raises(UserError, match="cannot be written .* free space, and give the command again"):
+        compute_apart(None, None, None, folder, None)
 
 
 def test_a_cell_that_another_process_computes_is_left_to_it(tmp_path):
@@ -240,7 +316,38 @@ def test_a_sweep_lists_each_place_once_and_shares_cells(tmp_path):
     assert json.loads((tmp_path / "sweeps" / "a" / "sweep.json").read_text())["data"] == "digits"
 
 
+def test_the_rows_of_a_sweep_keep_their_labels_whatever_its_name(tmp_path, monkeypatch):
+    """A job finds its cell in the list, spaces and all; else it would list it again as another."""
+    done = []
+    monkeypatch.setattr("vit3.sweeps.job.compute_apart", lambda *args: done.append(args[2]) or "finished")
+    monkeypatch.setattr("vit3.sweeps.job._say", lambda *args: None)
+    started = launch(f"output={tmp_path / 'my runs'}", "name=my sweep", "inner.lr=1,2")
+    for cell in started.cells:
+        run_job(_exit, cell.overrides, TrainConfig, CONFIGS, in_place=False, worker=False)
+    assert [cell.row for cell in done] == ["inner.lr=1", "inner.lr=2"] == [cell.row for cell in started.cells]
+    assert [path.name for path in (tmp_path / "my runs" / "sweeps").iterdir()] == ["my sweep"]
+
+
+def test_a_sweep_is_found_from_anywhere(tmp_path, monkeypatch):
+    [cell] = launch(f"output={tmp_path}", "name=a", "engine.seed=0").cells
+    for cwd, path in ((".", "sweeps/a"), ("sweeps", "a"), ("sweeps/a", "."), ("cells", "../sweeps/a/")):
+        (tmp_path / "cells").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / cwd)
+        sweep = Sweep(Path(path))
+        assert sweep.folder(cell).path.resolve() == tmp_path / "cells" / cell.id and sweep.name == "a"
+
+
+@pytest.mark.parametrize("content", ['{"cells": [', "[]", '{"cells": [{"id": "x"}]}', "{}"])
+def test_a_damaged_list_is_said_in_one_sentence(tmp_path, content):
+    (tmp_path / "sweep.json").write_text(content)
+    for use in (Sweep(tmp_path).cells, Sweep(tmp_path).content, lambda: Sweep(tmp_path).extend([])):
+        with pytest.raises(UserError, match="sweep.json is damaged; remove it"):
+            use()
+
+
 def test_the_name_of_a_sweep():
+    assert sweep_name([r"name=my\ sweep"]) == sweep_name(["name=my sweep"]) == sweep_name(["++name='my sweep'"])
+    assert sweep_name([r"row=/a\ b/my\ own.yaml/x,/a\ b/my\ own.yaml/y"]) == "my own" == sweep_name(["name='my own'"])
     assert sweep_name(["name=x", "row=table1_loss/mse"]) == "x"
     assert sweep_name(["row=table1_loss/mse,table1_loss/dot"]) == "table1_loss"
     assert sweep_name(["row=/a/b/mine.yaml/mse"]) == "mine" and sweep_name(["inner.lr=1"]) == "sweep"

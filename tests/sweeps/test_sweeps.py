@@ -68,13 +68,13 @@ def test_a_sweep_in_which_everything_goes_wrong(tmp_path):
     good = next(cell for cell in done if cell.row == "plain")
     start.write_bytes((sweep.folder(good) / "best_raw.pt").read_bytes())
     code, said = Command(tmp_path, *arguments).end()
-    assert code == 0, said
+    assert code == 1, said  # some diverged, which is a result and no success
     assert files_of(sweep, done) == before
     assert all(starts(sweep, cell) == 1 for cell in done)
     assert starts(sweep, victim) == 2
     after_kill = (sweep.folder(victim) / "metrics.jsonl").read_text()
     assert after_kill.startswith(before_kill[: before_kill.rindex("\n") + 1].rsplit("\n", 2)[0])
-    assert [json.loads(line)["epoch"] for line in after_kill.splitlines()] == list(range(8))
+    assert [json.loads(line)["epoch"] for line in after_kill.splitlines()] == list(range(4))
     assert set(states(sweep).values()) == {FINISHED, DIVERGED} and said.count("(before)") == 5
 
 

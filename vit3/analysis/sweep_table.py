@@ -62,7 +62,7 @@ class Entry:
     @property
     def scores(self) -> list[float]:
         """Top-1 of the finished cells."""
-        return [r.top1 for r in self.results if r.status == FINISHED]
+        return [r.top1 for r in self.results if r.status == FINISHED and r.top1 is not None]
 
     @property
     def mean(self) -> float | None:
@@ -144,7 +144,7 @@ def read_table(sweep: Sweep, configs: Path) -> SweepTable:
         UserError: no such sweep, or its ablation file is gone.
     """
     content, cells = sweep.content(), sweep.cells()
-    ablation = load_ablation(content["ablation"], configs) if content.get("ablation") else None
+    ablation = _ablation_of(sweep, content.get("ablation"), configs)
     rows, columns = (_order([getattr(c, what) for c in cells], ablation, f"{what}s") for what in ("row", "column"))
     seeds = sorted({cell.seed for cell in cells})
     by_place = {(cell.row, cell.column, cell.seed): cell for cell in cells}
@@ -159,14 +159,21 @@ def read_table(sweep: Sweep, configs: Path) -> SweepTable:
                 ]
                 line = ablation.rows.get(row, Line(row)) if ablation else Line(row)
                 entries.append(Entry(row, column, results, line, column == columns[0]))
-    title, source = (ablation.title, ablation.source) if ablation else (sweep.path.name, None)
+    title, source = (ablation.title, ablation.source) if ablation else (sweep.name, None)
     baseline = ablation.baseline if ablation else rows[0]
-    table = SweepTable(sweep.path.name, title, source, entries, seeds, baseline, content)
+    table = SweepTable(sweep.name, title, source, entries, seeds, baseline, content)
     _compare(table)
     left_out = [line.title for label, line in ablation.rows.items() if label not in rows] if ablation else []
     if left_out:
         table.notes.append(f"Rows of the table that this sweep leaves out: {', '.join(left_out)}.")
     return table
+
+
+def _ablation_of(sweep: Sweep, name: str | None, configs: Path) -> Ablation | None:
+    """Its file; the sweep's own copy where a file of the user's has gone, or the sweep has come from elsewhere."""
+    if name and name.endswith(".yaml") and not Path(name).is_file():
+        name = str(sweep.table_file)
+    return load_ablation(name, configs) if name else None
 
 
 def _order(found: Iterable[str | None], ablation: Ablation | None, what: str) -> list[str | None]:
@@ -182,7 +189,7 @@ def _result(sweep: Sweep, cell: Cell) -> CellResult:
     last, best = summary.get("last") or {}, summary.get("best") or {}
     weights = "ema" if "val_ema/top1" in last else "raw"
     speeds = [line["images_per_s"] for line in _lines(folder / "metrics.jsonl") if line.get("images_per_s")]
-    starts = json.loads((folder / "environment.json").read_text()) if (folder / "environment.json").exists() else [{}]
+    starts = _starts(folder / "environment.json")
     return CellResult(
         cell,
         record["status"],
@@ -196,8 +203,16 @@ def _result(sweep: Sweep, cell: Cell) -> CellResult:
         record.get("seconds"),
         summary.get("epochs"),
         record.get("code"),
-        starts[-1].get("commit"),
+        starts[-1].get("commit") if starts else None,
     )
+
+
+def _starts(path: Path) -> list[dict[str, Any]]:
+    """``environment.json``; what a full disk has left of it says nothing."""
+    try:
+        return json.loads(path.read_text()) or []
+    except (OSError, ValueError):
+        return []
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -206,9 +221,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     lines = []
     for text in path.read_text().splitlines():
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:  # being written, or killed while writing
             continue
+        if isinstance(line, dict):
+            lines.append(line)
     return lines
 
 

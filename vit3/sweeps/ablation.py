@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from yaml import YAMLError
@@ -151,7 +152,7 @@ def expand_arguments(arguments: list[str], schema: type, configs: Path) -> list[
     Raises:
         UserError: unknown ablation, row or column, or none of them where one is needed.
     """
-    given = _given(arguments, ("ablation", "row", "column", "recipe", "engine.seed"))
+    given = given_values(arguments, ("ablation", "row", "column", "engine.seed"))
     if "ablation" not in given:
         for what in ("row", "column"):
             if what in given:
@@ -160,13 +161,14 @@ def expand_arguments(arguments: list[str], schema: type, configs: Path) -> list[
     if len(given["ablation"]) > 1:
         raise UserError(f"ablation={','.join(given['ablation'])}: one table is one sweep; start one after the other")
     ablation = load_ablation(given["ablation"][0], configs)
+    _check_path(ablation.name)
     chosen = {what: _labels(ablation, what, given.get(what)) for what in ("row", "column")}
     flags = [a for a in arguments if a.startswith("-")]  # Hydra wants what is no flag in one piece
     rest = [a for a in arguments if a not in flags and _key(a) not in ("ablation", "row", "column")]
     if set(arguments) & set(MULTIRUN):
         qualified = {what: [f"{ablation.name}/{label}" for label in labels] for what, labels in chosen.items()}
         labels = [f"{what}={','.join(values)}" for what, values in qualified.items() if values]
-        recipe = [f"recipe={ablation.recipe}"] if ablation.recipe and "recipe" not in given else []
+        recipe = [f"recipe={ablation.recipe}"] if ablation.recipe and not _names_recipe(arguments) else []
         seeds = [] if "engine.seed" in given else [f"engine.seed={','.join(map(str, ablation.seeds))}"]
         return [*flags, *recipe, *rest, *labels, *seeds]
     for what, labels in chosen.items():
@@ -188,7 +190,7 @@ def settled(overrides: Sequence[str], schema: type, configs: Path) -> list[str]:
     Raises:
         UserError: unknown names.
     """
-    given = _given(overrides, ("row", "column", "recipe"))
+    given = given_values(overrides, ("row", "column"))
     settings, recipe = [], []
     for what in ("column", "row"):
         for qualified in given.get(what, ()):
@@ -200,7 +202,7 @@ def settled(overrides: Sequence[str], schema: type, configs: Path) -> list[str]:
                 settings += check_arguments(list(lines[label].set), schema, configs)
             except UserError as error:
                 raise UserError(f"ablation {name}, {what} {label}: {error}") from error
-            if ablation.recipe and "recipe" not in given:
+            if ablation.recipe and not _names_recipe(overrides):
                 recipe = [f"recipe={ablation.recipe}"]
     rest = [override for override in overrides if _key(override) not in ("row", "column")]
     last = {_key(override): override for override in [*recipe, *rest, *settings]}  # Hydra wants each key once
@@ -224,21 +226,45 @@ def _labels(ablation: Ablation, what: str, given: list[str] | None) -> list[str]
     return list(given or known)
 
 
+def _names_recipe(arguments: Sequence[str]) -> bool:
+    """Whether they say which recipe, or that there is to be none (``recipe=null``)."""
+    return any(_key(argument) == "recipe" for argument in arguments)
+
+
+def _check_path(name: str) -> None:
+    """The path of a file of the user's goes into ``row=PATH/LABEL``, which Hydra must be able to read."""
+    try:
+        good = OverridesParser.create().parse_override(f"row={name}/x").value() == f"{name}/x"
+    except HydraException:
+        good = False
+    if not good:
+        raise UserError(f"ablation={name}: Hydra cannot read this path; give the file one of letters, digits and _ . -")
+
+
+def _parsed(argument: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(argument)
+    except HydraException as error:
+        raise UserError(f"'{argument}' is no key=value ({str(error).splitlines()[0]})") from error
+
+
 def _key(argument: str) -> str:
     return argument.split("=")[0].lstrip("+")
 
 
-def _given(arguments: Sequence[str], keys: Sequence[str]) -> dict[str, list[str]]:
-    """Values of those ``keys`` that the arguments set, as text."""
+def given_values(arguments: Sequence[str], keys: Sequence[str]) -> dict[str, list[str]]:
+    """Values of those ``keys`` that the arguments set to something, as text, with no escapes or quotes.
+
+    Raises:
+        UserError: an argument that is no key=value.
+    """
     found = {}
     for argument in arguments:
         if _key(argument) in keys and "=" in argument:
-            try:
-                override = OverridesParser.create().parse_override(argument)
-            except HydraException as error:
-                raise UserError(f"'{argument}' is no key=value ({str(error).splitlines()[0]})") from error
+            override = _parsed(argument)
             if override.is_sweep_override():
-                found[_key(argument)] = list(override.sweep_string_iterator())
+                values = override.sweep_string_iterator()  # which writes a space as "\\ "
+                found[_key(argument)] = [str(_parsed(f"{_key(argument)}={value}").value()) for value in values]
             elif override.value() is not None:
                 found[_key(argument)] = [str(override.value())]
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import hashlib
 import json
@@ -16,7 +17,7 @@ from filelock import FileLock, Timeout
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from vit3.config import typed
 from vit3.engine.run_folder import RunFolder
@@ -27,6 +28,7 @@ from vit3.sweeps.code import code_version
 RUNNING, FINISHED, DIVERGED, FAILED, KILLED = "running", "finished", "diverged", "failed", "killed"
 RESULTS = (FINISHED, DIVERGED)  # not tried again
 MISSING = "missing"  # listed, not started yet
+_STATES = (RUNNING, *RESULTS, FAILED, KILLED)
 
 # Where numbers go, who logs them, how often files are written, and how the same images are read: none changes a number.
 # Threads change sums in their last digits, as another machine does. What can change speed or numbers on purpose stays
@@ -75,20 +77,19 @@ def compose_cell(
         UserError: unknown keys, wrong types, values out of range.
     """
     overrides = tuple(overrides)
-    cfg = _compose(overrides, schema, configs)
+    cfg, run = _compose(overrides, schema, configs)
     row, column = _place(overrides, swept)
-    return Cell(cell_id(cfg, code_version()), row, column, cfg.engine.seed, overrides), copy.deepcopy(cfg)
+    return Cell(cell_id(run, code_version()), row, column, cfg.engine.seed, overrides), copy.deepcopy(cfg)
 
 
 @functools.cache  # a sweep is what its files said when it was started; and composing takes a quarter of a second
-def _compose(overrides: tuple[str, ...], schema: type, configs: Path) -> DictConfig:
+def _compose(overrides: tuple[str, ...], schema: type, configs: Path) -> tuple[DictConfig, Any]:
     try:
         with hydra_at(configs):
             cfg = compose("train", overrides=settled(overrides, schema, configs))
     except HydraException as error:
         raise UserError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
-    typed(cfg, schema)
-    return cfg
+    return cfg, typed(cfg, schema)
 
 
 def hydra_at(configs: Path) -> AbstractContextManager:
@@ -97,9 +98,13 @@ def hydra_at(configs: Path) -> AbstractContextManager:
     return nullcontext() if running else initialize_config_dir(str(configs), version_base="1.3")
 
 
-def cell_id(cfg: DictConfig, code: str) -> str:
-    """Content address: of all that can change a number, the code's version included."""
-    plain = OmegaConf.to_container(cfg, resolve=True)
+def cell_id(run: Any, code: str) -> str:
+    """Content address: of all that can change a number, the code's version included.
+
+    Args:
+        run: typed configuration, for ``inner.lr=1`` and ``inner.lr=1.0`` are the same. code: version of the code.
+    """
+    plain = dataclasses.asdict(run)
     for group, keys in _CHANGES_NOTHING.items():
         for key in keys:
             (plain[group] if group else plain).pop(key, None)
@@ -124,11 +129,11 @@ class CellFolder(RunFolder):
         return cls(Path(output) / "cells" / cell_id)
 
     def record(self) -> dict[str, Any]:
-        """What ``cell.json`` says; ``status`` is ``missing`` where there is none."""
-        try:
-            return json.loads((self / "cell.json").read_text())
-        except (OSError, ValueError):
+        """What ``cell.json`` says; ``status`` is ``missing`` where there is none, or not the numbers it speaks of."""
+        record = self._read("cell.json")
+        if record.get("status") not in _STATES or record["status"] == FINISHED and not self.summary().get("last"):
             return {"status": MISSING}
+        return record
 
     def state(self) -> dict[str, Any]:
         """The record as it is true now: what was running and holds no lock any more was killed."""
@@ -156,10 +161,17 @@ class CellFolder(RunFolder):
                 return False
         except Timeout:
             return True
+        except OSError:  # a folder that may only be read: nobody can know, and the record says so
+            return True
 
     def summary(self) -> dict[str, Any]:
         """``summary.json``; empty where no epoch was finished."""
+        return self._read("summary.json")
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """A file of keys and values; empty where it is not there, or damaged."""
         try:
-            return json.loads((self / "summary.json").read_text())
+            content = json.loads((self / name).read_text())
         except (OSError, ValueError):
             return {}
+        return content if isinstance(content, dict) else {}

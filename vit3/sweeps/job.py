@@ -54,7 +54,7 @@ def run_job(
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which hands it on
         if _stopped(sweep, launch):
             return STOPPED
-        state = compute_apart(train, cfg, cell, folder, launch)
+        state = compute_apart(train, cfg, cell, folder, launch, stop_file(sweep, launch) if launch else None)
     if int(os.environ.get("RANK", os.environ.get("SUBMITIT_LOCAL_GLOBALID", os.environ.get("SLURM_PROCID", 0)))) == 0:
         _say(cell, folder, state)
     return STOPPED if _stopped(sweep, launch) else state
@@ -101,5 +101,5 @@ def _say(cell: Cell, folder: CellFolder, state: str, again: bool = False) -> Non
     elif state == DIVERGED:
         what = f"diverged{score}: {record['reason']}{'  (before)' if again else ''}"
     else:
-        what = f"{state}: {record.get('reason')}; log: {folder / 'log.txt'}"
+        what = f"{state}: {record.get('reason') or 'what became of it is not on record'}; log: {folder / 'log.txt'}"
     logger.info(f"{cell.label}  {what}")

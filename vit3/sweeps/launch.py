@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override
 from vit3.engine.place import find_place
 from vit3.engine.signals import REQUEUE_CODE
 from vit3.errors import UserError
-from vit3.sweeps.ablation import split_label
+from vit3.sweeps.ablation import given_values, split_label
 from vit3.sweeps.cell import DIVERGED, FAILED, FINISHED, KILLED, MISSING, RUNNING, Cell, compose_cell, hydra_at
 from vit3.sweeps.code import code_version
 from vit3.sweeps.process import start_server
@@ -36,11 +36,9 @@ def sweep_name(overrides: Sequence[str]) -> str:
     Raises:
         UserError: it cannot name a folder, or names several.
     """
-    given = dict(override.split("=", 1) for override in overrides if "=" in override)
-    row = given.get("row", "").split(",")[0]
-    name = given.get("name", "null").strip("'\"")
-    if name == "null":
-        name = Path(split_label(row)[0]).stem if row else "sweep"
+    given = given_values(overrides, ("name", "row"))
+    default = Path(split_label(given["row"][0])[0]).stem if "row" in given else "sweep"
+    name = ",".join(given.get("name", [default]))
     if "${" in name or "," in name or Path(name).name != name or name in (".", ".."):
         raise UserError(f"name={name} must be one folder name, that of the sweep; its cells get folders by themselves")
     return name
@@ -80,15 +78,18 @@ class Launch:
         cfg = composed[0][1]
         self.sweep = Sweep.named(cfg.output, name)
         recipe = next((o.get_value_element_as_str() for o in ours if o.key_or_group == "recipe"), None)
-        row = next((o for o in self.cells[0].overrides if o.startswith("row=")), None)
+        [row] = given_values(self.cells[0].overrides, ("row",)).get("row", [None])
+        table = split_label(row)[0] if row else None
         self.sweep.extend(
             self.cells,
             command=["python", "tools/train.py", *typed],
-            ablation=split_label(row.split("=", 1)[1])[0] if row else None,
-            recipe=recipe,
+            ablation=table,
+            recipe=None if recipe == "[]" else recipe,
             data=cfg.data.name,
             code=code_version(),
         )
+        if table and table.endswith(".yaml"):
+            self.sweep.keep_file(Path(table))
         self.has_workers = launcher == "joblib"
         self.signal: int | None = None
         self.name = f"{socket.gethostname()}-{os.getpid()}"
@@ -107,7 +108,7 @@ class Launch:
         self._stop_file.touch()
         for cell in self.cells:
             record = self.sweep.folder(cell).record()
-            if record["status"] == RUNNING and record["launch"] == self.name:
+            if record["status"] == RUNNING and record.get("launch") == self.name:
                 try:
                     os.kill(record["pid"], number)
                 except ProcessLookupError:

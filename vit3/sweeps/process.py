@@ -10,14 +10,17 @@ import signal
 import sys
 import threading
 from multiprocessing import connection, forkserver
+from pathlib import Path
 
 from filelock import Timeout
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from vit3.errors import Interrupted
+from vit3.errors import Interrupted, UserError
 from vit3.sweeps.cell import KILLED, MISSING, RUNNING, Cell, CellFolder
 from vit3.sweeps.work import ELSEWHERE, Train, compute
+
+logger = logging.getLogger("vit3.sweep")
 
 # Cells are forked from a server that has imported what takes seconds; it computes nothing: no threads, no GPU.
 _PRELOAD = ("matplotlib.backends.backend_agg", "matplotlib.figure", "sklearn.datasets", "sklearn.model_selection")
@@ -35,18 +38,26 @@ def start_server() -> None:
     forkserver.ensure_running()
 
 
-def compute_apart(train: Train, cfg: DictConfig, cell: Cell, folder: CellFolder, launch: str | None) -> str:
+def compute_apart(
+    train: Train, cfg: DictConfig, cell: Cell, folder: CellFolder, launch: str | None, stop: Path | None = None
+) -> str:
     """:func:`~vit3.sweeps.work.compute` in a process of its own, which prints to ``log.txt``; returns the cell's state.
 
     Args:
         train: picklable by name. The others: as there.
+
+    Raises:
+        UserError: the folder of the cell cannot be made.
     """
-    folder.path.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder.path} cannot be written ({error}); free space, and give the command again") from error
     start_server()
     running = HydraConfig.instance().cfg
     # plain, for classes of a launcher's plugin cannot be pickled in its worker
     hydra = OmegaConf.to_container(running.hydra, resolve=False) if running is not None else None
-    work = (train, cfg, cell, folder, launch, hydra, dict(os.environ))
+    work = (train, cfg, cell, folder, launch, stop, hydra, dict(os.environ))
     process = multiprocessing.get_context(_METHOD).Process(target=_child, args=work, name=f"cell {cell.id}")
     process.start()
     process.join()
@@ -68,6 +79,8 @@ def _note_death(folder: CellFolder, code: int, pid: int) -> None:
                 folder.note(status=KILLED, reason=f"its process was ended {what}{hint}")
     except Timeout:
         pass  # another command has taken it over
+    except OSError as error:  # what it had saved before is kept, and the other cells may still find room
+        logger.warning(f"{folder / 'cell.json'} cannot be written ({error}); free space, and give the command again")
 
 
 def _child(
@@ -76,6 +89,7 @@ def _child(
     cell: Cell,
     folder: CellFolder,
     launch: str | None,
+    stop: Path | None,
     hydra: dict | None,
     env: dict[str, str],
 ) -> None:
@@ -86,13 +100,16 @@ def _child(
     for number in (1, 2):
         os.dup2(log, number)
     os.close(log)
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # not what the command does with them, where this is its fork
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
     if hydra is not None:
         HydraConfig.instance().cfg = OmegaConf.create({"hydra": hydra})
     try:
-        state = compute(train, cfg, cell, folder, launch)
+        state = compute(train, cfg, cell, folder, launch, stop)
     except Interrupted as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(error.code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ class Sweep:
     def __init__(self, path: Path):
         self.path = path
 
+    @property
+    def name(self) -> str:
+        """Of its folder, which a relative path such as ``.`` does not show."""
+        return Path(os.path.abspath(self.path)).name
+
     @classmethod
     def named(cls, output: str | Path, name: str) -> Sweep:
         return cls(Path(output) / "sweeps" / name)
@@ -31,16 +37,33 @@ class Sweep:
             UserError: there is none.
         """
         try:
-            return json.loads((self.path / "sweep.json").read_text())
-        except (OSError, ValueError) as error:
+            content = json.loads((self.path / "sweep.json").read_text())
+            _cells(content)
+            return content
+        except OSError as error:
             raise UserError(f"{self.path} holds no sweep.json; give OUTPUT/sweeps/NAME of a sweep") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{self.path / 'sweep.json'} is damaged; remove it, and the command that made it lists its cells anew "
+                "(what they have computed is kept)"
+            ) from error
 
     def cells(self) -> list[Cell]:
-        return [Cell(**{**cell, "overrides": tuple(cell["overrides"])}) for cell in self.content()["cells"]]
+        return _cells(self.content())
+
+    @property
+    def table_file(self) -> Path:
+        """Copy of the ablation file, where that is not one of ours, which may be gone when the table is made."""
+        return self.path / "ablation.yaml"
+
+    def keep_file(self, path: Path) -> None:
+        """Copy the ablation file of the user's that the sweep is of."""
+        with replacing(self.table_file) as file:
+            file.write(path.read_bytes())
 
     def folder(self, cell: Cell) -> CellFolder:
         """Where the numbers of one of its cells are, which other sweeps may share."""
-        return CellFolder.of(self.path.parent.parent, cell.id)
+        return CellFolder.of(os.path.normpath(self.path / ".." / ".."), cell.id)
 
     def extend(self, cells: Iterable[Cell], **facts: Any) -> None:
         """Add cells; one of the same row, column and seed takes the place of the old one: a table has each place once.
@@ -59,3 +82,7 @@ class Sweep:
                     file.write((json.dumps(content, indent=2) + "\n").encode())
         except OSError as error:
             raise UserError(f"{self.path} cannot be written ({error}); choose another output=FOLDER") from error
+
+
+def _cells(content: dict[str, Any]) -> list[Cell]:
+    return [Cell(**{**cell, "overrides": tuple(cell["overrides"])}) for cell in content["cells"]]

@@ -8,11 +8,13 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from vit3.engine.distributed import start_processes
+from vit3.engine.signals import REQUEUE_CODE
 from vit3.engine.update import NotFinite
 from vit3.errors import Interrupted, UserError
 from vit3.sweeps.cell import DIVERGED, FAILED, FINISHED, KILLED, RESULTS, RUNNING, Cell, CellFolder
@@ -33,13 +35,16 @@ def cell_config(cfg: DictConfig, folder: CellFolder) -> DictConfig:
     return cfg
 
 
-def compute(train: Train, cfg: DictConfig, cell: Cell, folder: CellFolder, launch: str | None) -> str:
+def compute(
+    train: Train, cfg: DictConfig, cell: Cell, folder: CellFolder, launch: str | None, stop: Path | None = None
+) -> str:
     """Train the cell, unless it is done or another process does; returns its state.
 
     Under a launcher of several processes all of them call this; the main one claims and records.
 
     Args:
         train: one run from a composed configuration. cfg: of the cell. launch: which command is at work on it.
+        stop: file that is there once that command was told to stop.
 
     Raises:
         Interrupted: a signal asked to stop, and everything is saved. KeyboardInterrupt and SystemExit pass, too.
@@ -59,12 +64,16 @@ def compute(train: Train, cfg: DictConfig, cell: Cell, folder: CellFolder, launc
     note(status=RUNNING, reason=None, host=socket.gethostname(), pid=os.getpid(), **facts)
     outcome = dict(status=KILLED, reason="stopped at once; what it had saved is kept")
     try:
+        if stop is not None and stop.exists():  # who made it may have looked for running cells before the note above
+            raise Interrupted("stopped before its first step", REQUEUE_CODE)
         train(cell_config(cfg, folder))
         outcome = _outcome(folder)
     except NotFinite as error:
         outcome = dict(status=DIVERGED, reason=str(error))
     except UserError as error:
-        outcome = dict(status=FAILED, reason=str(error))
+        done = (folder.summary().get("last") or {}).get("epoch", -1) + 1 >= cfg.engine.epochs
+        # its numbers are all there, and only the record of its end was lost
+        outcome = _outcome(folder) if done else dict(status=FAILED, reason=str(error))
     except Interrupted as error:
         outcome = dict(status=KILLED, reason=str(error))
         raise
