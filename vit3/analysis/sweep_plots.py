@@ -83,7 +83,7 @@ def _plot_map(table: SweepTable, target: Path) -> None:
             dark = np.isfinite(means[i, j]) and means[i, j] > middle
             text = score_text(entry).replace(" (n", "\n(n")
             axes.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "#222222")
-    axes.set_xticks(range(len(columns)), columns)
+    axes.set_xticks(range(len(columns)), [table.column_title(column) for column in columns])
     axes.set_yticks(range(len(rows)), [next(e for e in line if e).line.title for line in entries])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -24,6 +24,7 @@ class CellResult:
     Attributes:
         status: as in ``cell.json``. reason: of anything but a finish. best: top-1 of the best epoch, in percent.
         top1: of the last epoch, in percent, by ``weights``: ``ema`` where the run keeps a moving average, else ``raw``.
+        train_loss: mean over the last epoch.
         parameters, multiply_adds: of the network, the latter per image. images_per_s: in training, median of epochs.
     """
 
@@ -33,6 +34,7 @@ class CellResult:
     top1: float | None = None
     weights: str | None = None
     best: float | None = None
+    train_loss: float | None = None
     parameters: int | None = None
     multiply_adds: int | None = None
     images_per_s: float | None = None
@@ -110,7 +112,7 @@ class SweepTable:
 
     Attributes:
         entries: in the order of the ablation, else of the sweep. seeds: every entry should have. baseline: row label.
-        content: of ``sweep.json``. notes: lines on what the table leaves open.
+        content: of ``sweep.json``. column_titles: by label. notes: lines on what the table leaves open.
     """
 
     name: str
@@ -120,6 +122,7 @@ class SweepTable:
     seeds: list[int]
     baseline: str | None
     content: dict[str, Any]
+    column_titles: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -129,6 +132,10 @@ class SweepTable:
     @property
     def rows(self) -> list[str]:
         return list(dict.fromkeys(e.row for e in self.entries))
+
+    def column_title(self, label: str) -> str:
+        """How a column is shown."""
+        return self.column_titles.get(label, label)
 
     def entry(self, row: str, column: str | None) -> Entry | None:
         return next((e for e in self.entries if (e.row, e.column) == (row, column)), None)
@@ -161,7 +168,8 @@ def read_table(sweep: Sweep, configs: Path) -> SweepTable:
                 entries.append(Entry(row, column, results, line, column == columns[0]))
     title, source = (ablation.title, ablation.source) if ablation else (sweep.name, None)
     baseline = ablation.baseline if ablation else rows[0]
-    table = SweepTable(sweep.name, title, source, entries, seeds, baseline, content)
+    titles = {label: line.title for label, line in ablation.columns.items()} if ablation else {}
+    table = SweepTable(sweep.name, title, source, entries, seeds, baseline, content, titles)
     _compare(table)
     left_out = [line.title for label, line in ablation.rows.items() if label not in rows] if ablation else []
     if left_out:
@@ -197,6 +205,7 @@ def _result(sweep: Sweep, cell: Cell) -> CellResult:
         last.get("val_ema/top1" if weights == "ema" else "val/top1"),
         weights if last else None,
         best.get("top1"),
+        last.get("train/loss"),
         summary.get("parameters"),
         summary.get("multiply_adds"),
         statistics.median(speeds) if speeds else None,

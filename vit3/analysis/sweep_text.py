@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import shlex
 from typing import Any
 
@@ -38,6 +39,7 @@ def to_markdown(table: SweepTable) -> str:
         "top-1 [%]",
         "difference",
         "best",
+        "training loss",
         "parameters",
         "multiply-adds",
         "images/s",
@@ -49,12 +51,13 @@ def to_markdown(table: SweepTable) -> str:
     lines += _markdown_row(head), "|" + "---|" * len(head)
     for entry in table.entries:
         base = entry.row == table.baseline
-        values = [entry.line.title + (" (baseline)" if base else ""), *([entry.column] if columns else [])]
-        values += [score_text(entry), entry.verdict, _number(entry.of("best"), ".2f")]
-        values += [
-            _number(entry.of("parameters"), ".2f", 1e6, " M"),
-            _number(entry.of("multiply_adds"), ".3g", 1e9, " G"),
+        values = [
+            entry.line.title + (" (baseline)" if base else ""),
+            *([table.column_title(entry.column)] if columns else []),
         ]
+        values += [score_text(entry), entry.verdict, _number(entry.of("best"), ".2f")]
+        values += [_number(entry.of("train_loss"), ".3f")]
+        values += [_amount(entry.of("parameters")), _amount(entry.of("multiply_adds"))]
         values += [_number(entry.of("images_per_s"), ",.0f")]
         if quoted:
             values += _published(entry)
@@ -63,7 +66,10 @@ def to_markdown(table: SweepTable) -> str:
 
 
 def _matrix(table: SweepTable) -> list[str]:
-    lines = [_markdown_row(["top-1 [%]", *table.columns]), "|" + "---|" * (1 + len(table.columns))]
+    lines = [
+        _markdown_row(["top-1 [%]", *map(table.column_title, table.columns)]),
+        "|" + "---|" * (1 + len(table.columns)),
+    ]
     for row in table.rows:
         entries = [table.entry(row, column) for column in table.columns]
         title = next(entry.line.title for entry in entries if entry)
@@ -73,8 +79,9 @@ def _matrix(table: SweepTable) -> list[str]:
 
 def _published(entry: Entry) -> list[str]:
     said = entry.published
-    top1 = "" if "top1" not in said else f"*{said['top1']:g}*" + (f" ({said['note']})" if "note" in said else "")
-    size = [f"{said[key]:g} {unit}" for key, unit in (("params_m", "M"), ("macs_g", "G")) if key in said]
+    top1 = "" if "top1" not in said else f"*{said['top1']:.1f}*" + (f" ({said['note']})" if "note" in said else "")
+    forms = (("params_m", ".1f", "M"), ("macs_g", ".2f", "G"))
+    size = [f"{said[key]:{form}} {unit}" for key, form, unit in forms if key in said]
     size += [f"{said['images_per_s']:g} images/s"] if "images_per_s" in said else []
     return [top1, f"*{', '.join(size)}*" if size else ""]
 
@@ -89,7 +96,7 @@ def _explain(table: SweepTable, quoted: bool) -> list[str]:
         "epoch, chosen on the test images, so flattered.",
         f"Difference: to {table.baseline}{' in the same column' if table.columns else ''}; within noise: below "
         "or at 2·√(s₁²/n₁ + s₀²/n₀).",
-        "Images/s: of training, median over epochs, evaluation left out.",
+        "Training loss: mean over the last epoch. Images/s: of training, median over epochs, evaluation left out.",
     ]
     if quoted:
         lines.append(
@@ -154,6 +161,14 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 def _markdown_row(values: list[str]) -> str:
     return f"| {' | '.join(value.replace('|', '/') for value in values)} |"
+
+
+def _amount(value: float | None) -> str:
+    """Three digits or more, in thousands, millions or billions."""
+    for unit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value is not None and value >= unit:
+            return f"{value / unit:.{max(0, 2 - int(math.log10(value / unit)))}f}{suffix}"
+    return _number(value, ".0f")
 
 
 def _number(value: float | None, form: str, unit: float = 1, suffix: str = "") -> str:
