@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from vit3.tasks import MESATask
 # Statistics of normalisation are averaged after each update, in Updater, and not sent around in each forward pass
 _NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _OWN_BUFFERS = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False}
+_INNER = re.compile(r"w\d+")  # learned starts of inner models, numbered on
 
 
 def build_task(cfg: TrainConfig, model: nn.Module, derived: Derived, processes: Processes) -> TrainingTask:
@@ -78,11 +80,11 @@ def build_task(cfg: TrainConfig, model: nn.Module, derived: Derived, processes: 
 
 
 def build_optimizer(cfg: TrainConfig, model: nn.Module, derived: Derived) -> torch.optim.Optimizer:
-    """timm's optimiser; biases and 1-D tensors are not decayed, W1, W2, W3 as ``optim.decay_inner`` says."""
+    """timm's optimiser; biases and 1-D tensors are not decayed, W1, W2, … as ``optim.decay_inner`` says."""
     o = cfg.optim
     undecayed = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
     if not o.decay_inner:
-        undecayed |= {name for name, _ in model.named_parameters() if name.split(".")[-1] in ("w1", "w2", "w3")}
+        undecayed |= {name for name, _ in model.named_parameters() if _INNER.fullmatch(name.split(".")[-1])}
     options: dict[str, Any] = dict(weight_decay=o.weight_decay, no_weight_decay_list=undecayed)
     if o.layer_decay is None:
         groups = param_groups_weight_decay(model, **options)
