@@ -82,3 +82,16 @@ def test_each_mini_batch_takes_its_own_mean(model, rated):
                 step = torch.outer(k[b, 0, t], v[b, 0, t]) if model == "fc" else (k[b, 0, t] * v[b, 0, t])
                 wanted[b] += 2 * 3.0 * 0.5 / size * r * step.view(wanted[b].shape)
     assert max_error(fast, wanted) <= 1e-13
+
+
+@pytest.mark.parametrize("model", ["fc", "dwconv"])
+def test_a_factor_per_head_is_of_its_head(model):
+    inner = InnerSpec(model=model, beside=(), gradient_norm="none", lr=0.5)
+    net = inner_model(inner, 2, 4)
+    start = net.start((torch.randn(net.shapes[0], dtype=torch.float64),))
+    k, v = (torch.randn(2, 2, 6, 4, dtype=torch.float64) for _ in range(2))
+    factors = torch.tensor([2.0, 5.0], dtype=torch.float64)
+    (plain,), (fast,) = (inner_train(net, start, k, v, inner, grid=(2, 3), factor=f) for f in (None, factors))
+    for head, factor in enumerate((2.0, 5.0)):
+        change, wanted = ((w - start[0]).unflatten(1, (2, -1))[:, head] for w in (fast, plain))
+        assert max_error(change, factor * wanted) <= 1e-14
