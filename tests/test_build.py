@@ -224,14 +224,16 @@ def test_ema_follows_its_formula():
 
 
 @pytest.mark.parametrize("decay_inner", [True, False])
-def test_weight_decay_groups(decay_inner):
-    cfg = configured(f"optim.decay_inner={str(decay_inner).lower()}")
+@pytest.mark.parametrize("inner", [[], ["inner.model=swiglu"]], ids=["released", "w4"])
+def test_weight_decay_groups(decay_inner, inner):
+    cfg = configured(f"optim.decay_inner={str(decay_inner).lower()}", *inner)
     model = model_of(cfg)
+    assert any(name.endswith(".w4") for name, _ in model.named_parameters()) == bool(inner)
     optimizer = build_optimizer(cfg, model, derived_of(cfg))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decay) == len(list(model.parameters()))  # every parameter, once
     for name, parameter in model.named_parameters():
-        inner = name.split(".")[-1] in ("w1", "w2", "w3")
+        inner = name.split(".")[-1] in ("w1", "w2", "w3", "w4")
         decayed = parameter.ndim > 1 and (decay_inner or not inner)
         assert decay[id(parameter)] == (0.05 if decayed else 0.0), name
 

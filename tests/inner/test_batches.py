@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vit3.inner.batches import batch_sizes, token_batches
+from vit3.inner.batches import _dealt, batch_sizes, token_batches
 from vit3.inner.spec import InnerSpec
 
 ORDERS = ("raster", "strided", "blockwise", "random")
@@ -36,7 +36,7 @@ def test_orders():
     assert [b.tolist() for b in token_batches("N/2", "blockwise", 2, 4)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
     tiles = token_batches("N/4", "blockwise", 4, 4)
     assert tiles[1].tolist() == [2, 3, 6, 7] and tiles[2].tolist() == [8, 9, 12, 13]
-    first, again = (torch.cat(token_batches.__wrapped__("N/2", "random", 3, 4)) for _ in range(2))
+    first, again = (torch.cat(_dealt.__wrapped__("N/2", "random", 3, 4)) for _ in range(2))
     assert torch.equal(first, again) and first.tolist() != list(range(12))
 
 
@@ -52,3 +52,17 @@ def test_refusals():
     for wrong in ("N/0", "n", "0", "-3", "2.5", "N/", ""):
         with pytest.raises(ValueError, match="must be N, N/k for k parts, or a number of tokens"):
             InnerSpec(batch=wrong)
+
+
+def test_kept_indices_serve_any_mode_and_place():
+    """The first call may be without autograd or on no device at all; later ones train on the same indices."""
+    for context in (torch.inference_mode(), torch.device("meta")):
+        for order in ORDERS:
+            _dealt.cache_clear()
+            with context:
+                token_batches("N/3", order, 2, 3)
+            batches = token_batches("N/3", order, 2, 3)
+            assert not any(tokens.is_inference() or tokens.is_meta for tokens in batches)
+    x = torch.ones(6, 1, requires_grad=True)
+    x.index_select(0, batches[0]).sum().backward()
+    assert x.grad.sum() == 2

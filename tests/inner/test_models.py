@@ -163,3 +163,37 @@ def test_products_of_the_paper():
     assert products("dwconv") == 2 * 9 / 64
     assert [products("mlp", epochs=e) for e in (1, 2, 3, 4)] == [6, 10, 14, 18]
     assert [products("mlp", loss=loss) for loss in ("mse", "rmse", "mae", "smooth_l1")] == [7] * 4
+
+
+@each_spec
+def test_norms_are_of_output_columns_and_kernels(spec):
+    model = inner_model(spec, G, D)
+    wanted = (-3, -2, -1) if spec.model in ("conv", "dwconv") else (-2,)
+    assert model.norm_dims == (wanted,) * len(model.shapes)
+
+
+def test_hidden_width_is_rounded_and_never_zero():
+    widths = [inner_model(ModelSpec("mlp", ratio=ratio), G, D).shapes[0][-1] for ratio in (0.001, 0.4, 1.0, 2.4)]
+    assert widths == [1, 2, 4, 10]
+
+
+def test_spread_of_the_start():
+    model = inner_model(ModelSpec("fc"), 8, 64)
+    (weight,) = weights = (torch.empty(model.shapes[0]),)
+    model.init(weights)
+    assert weight.std().item() == pytest.approx(0.02, rel=0.03) and abs(weight.mean().item()) < 0.001
+
+
+@pytest.mark.parametrize("spec", [ModelSpec("mlp", ratio=2.5, depth=3), ModelSpec("conv"), ModelSpec("fc")], ids=str)
+@pytest.mark.parametrize("knobs", [{}, {"epochs": 2, "batch": "N/3"}], ids=str)
+def test_cost_of_muon(spec, knobs):
+    """Counted as the others, and by hand per matrix of p x q, p <= q: five times two p x p x q and one p x p x p."""
+    plain, muon = (InnerSpec(**vars(spec), beside=(), optimizer=optimizer, **knobs) for optimizer in ("sgd", "muon"))
+    model, k = inner_model(spec, G, D), tokens()
+    start = model.start(tuple(torch.randn(shape, dtype=torch.float64) for shape in model.shapes))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        inner_train(model, start, k, k, muon, grid=GRID)
+    assert counter.get_total_flops() == 2 * B * training_cost(model, muon, N)
+    sides = {"mlp": [(4, 10), (10, 10), (4, 10)], "conv": [(4, 36)], "fc": [(4, 4)]}[spec.model]
+    by_hand = 5 * sum(2 * p * p * q + p**3 for p, q in sides) * G * (6 if knobs else 1)
+    assert training_cost(model, muon, N) - training_cost(model, plain, N) == by_hand

@@ -79,3 +79,33 @@ def test_renormalise_keeps_norms():
     assert torch.allclose(
         run(w, steps[:1], renormalise=True), step * w.norm(dim=-2, keepdim=True) / step.norm(dim=-2, keepdim=True)
     )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "muon", "adam"])
+def test_ascent_goes_the_other_way(optimizer):
+    w, steps = torch.randn(1, 3, 5, 4, dtype=torch.float64), gradients()
+    down, up = (run(w, steps, optimizer=optimizer, direction=d) for d in ("descent", "ascent"))
+    assert torch.allclose(up - w, w - down, rtol=0, atol=1e-14) and (down - w).abs().max() > 0.1
+
+
+def test_muon_is_five_steps_of_its_polynomial():
+    m = torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    values = torch.linalg.svdvals(m) / m.flatten(2).norm(dim=2)[..., None]
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    ours = torch.linalg.svdvals(orthogonalised(m))
+    assert torch.allclose(ours.sort(dim=-1)[0], values.abs().sort(dim=-1)[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("norm", ["none", "soft", "clip"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "muon", "adam"])
+def test_zero_gradients_are_finite(optimizer, norm, dtype):
+    """Steps, and their own gradients, where columns or the whole gradient are zero."""
+    w = torch.randn(1, 3, 5, 4, dtype=dtype).requires_grad_()
+    for zeros in (slice(None), slice(0, 1)):
+        g = torch.randn(2, 3, 5, 4, dtype=dtype)
+        g[..., zeros] = 0
+        g.requires_grad_()
+        fast = run(w, [g, g], optimizer=optimizer, gradient_norm=norm, renormalise=True)
+        assert fast.isfinite().all() and all(t.isfinite().all() for t in torch.autograd.grad(fast.sum(), (w, g)))

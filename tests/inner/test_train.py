@@ -61,3 +61,37 @@ def test_weights_need_a_sample_dimension():
 def test_spec_refuses(field, value):
     with pytest.raises(ValueError, match=f"inner.{field}=.* must be a finite number"):
         InnerSpec(**{field: value})
+
+
+@pytest.mark.parametrize("rated", [False, True])
+@pytest.mark.parametrize("model", ["fc", "dwconv"])
+def test_each_mini_batch_takes_its_own_mean(model, rated):
+    """Seven tokens in parts of 3, 2, 2: the dot product's steps add up, each over the number of its own tokens."""
+    kernel = dict(kernel=1) if model == "dwconv" else {}
+    inner = InnerSpec(model=model, **kernel, beside=(), scale=0.5, lr=3.0, batch="N/3", gradient_norm="none", epochs=2)
+    k, v = (torch.randn(2, 1, 7, 4, dtype=torch.float64) for _ in range(2))
+    rate = torch.rand(2, 1, 7, 1, dtype=torch.float64) if rated else None
+    net = inner_model(inner, 1, 4)
+    start = net.start((torch.randn(net.shapes[0], dtype=torch.float64),))
+    (fast,) = inner_train(net, start, k, v, inner, grid=(1, 7), token_rate=rate)
+    wanted = start[0].expand_as(fast).clone()
+    for b in range(2):
+        for size, at in ((3, 0), (2, 3), (2, 5)):
+            for t in range(at, at + size):
+                r = rate[b, 0, t, 0] if rated else 1.0
+                step = torch.outer(k[b, 0, t], v[b, 0, t]) if model == "fc" else (k[b, 0, t] * v[b, 0, t])
+                wanted[b] += 2 * 3.0 * 0.5 / size * r * step.view(wanted[b].shape)
+    assert max_error(fast, wanted) <= 1e-13
+
+
+@pytest.mark.parametrize("model", ["fc", "dwconv"])
+def test_a_factor_per_head_is_of_its_head(model):
+    inner = InnerSpec(model=model, beside=(), gradient_norm="none", lr=0.5)
+    net = inner_model(inner, 2, 4)
+    start = net.start((torch.randn(net.shapes[0], dtype=torch.float64),))
+    k, v = (torch.randn(2, 2, 6, 4, dtype=torch.float64) for _ in range(2))
+    factors = torch.tensor([2.0, 5.0], dtype=torch.float64)
+    (plain,), (fast,) = (inner_train(net, start, k, v, inner, grid=(2, 3), factor=f) for f in (None, factors))
+    for head, factor in enumerate((2.0, 5.0)):
+        change, wanted = ((w - start[0]).unflatten(1, (2, -1))[:, head] for w in (fast, plain))
+        assert max_error(change, factor * wanted) <= 1e-14

@@ -29,7 +29,7 @@ def batch_sizes(batch: str, tokens: int) -> list[int]:
     return [min(size, tokens - at) for at in range(0, tokens, size)]
 
 
-@functools.lru_cache(maxsize=64)
+@torch.compiler.assume_constant_result  # a compiled mixer takes the indices as they are
 def token_batches(batch: str, order: str, h: int, w: int) -> tuple[Tensor, ...] | None:
     """Indices of the tokens of each mini-batch of an h x w grid; None where one mini-batch has all of them.
 
@@ -40,14 +40,20 @@ def token_batches(batch: str, order: str, h: int, w: int) -> tuple[Tensor, ...] 
     Raises:
         ValueError: more parts than tokens.
     """
+    return _dealt(batch, order, h, w)
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)  # what is kept serves later calls, which may be of another mode or place
+def _dealt(batch: str, order: str, h: int, w: int) -> tuple[Tensor, ...] | None:
     sizes = batch_sizes(batch, h * w)
     if len(sizes) == 1:
         return None
-    raster, parts = torch.arange(h * w), len(sizes)
+    raster, parts = torch.arange(h * w, device="cpu"), len(sizes)
     if order == "strided":
         return tuple(raster[i::parts] for i in range(parts))
     if order == "random":
-        raster = torch.randperm(h * w, generator=torch.Generator().manual_seed(_SEED))
+        raster = torch.randperm(h * w, generator=torch.Generator().manual_seed(_SEED), device="cpu")
     elif order == "blockwise":
         rows, columns = _tiling(parts, h, w)
         bands = raster.view(h, w).tensor_split(rows, dim=0)

@@ -9,7 +9,8 @@ weights as proposed for fast-weight programmers.
 | ``query_is_key`` | the inner model is applied to the keys |
 | ``shuffle_{q,k,v}_tokens`` | queries, keys or values change places among the tokens of an image, by a fixed shuffle |
 | ``shuffle_{q,k,v}_images`` | they come from the next image of the batch |
-| ``zero_start``, ``random_start`` | W0 is zero, or fresh noise of W0's own spread, the same in every call |
+| ``zero_start`` | W0 is zero; where each gradient is a product with another weight (mlp, glu, swiglu) it stays zero |
+| ``random_start`` | W0 is fresh noise of W0's own spread, the same in every call |
 | ``zero_fast`` | the trained weights are replaced by zero |
 | ``swap_fast`` | each image gets the fast weights of the next image of the batch |
 | ``mean_fast`` | every image gets the mean fast weights of the batch |
@@ -21,6 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+UNUSED_START = ("zero_start", "random_start", "zero_fast")  # with these the learned start gets no outer gradient
 _SEED = 0  # of shuffles and noise: the same in every call, so that a mixer stays a function
 
 
@@ -40,8 +42,7 @@ def controlled_start(control: str, weights: tuple[Tensor, ...]) -> tuple[Tensor,
     if control == "zero_start":
         return tuple(torch.zeros_like(w) for w in weights)
     if control == "random_start":
-        generator = torch.Generator().manual_seed(_SEED)
-        noise = [torch.randn(w.shape, generator=generator, dtype=torch.float64).to(w) for w in weights]
+        noise = (n.to(w) for n, w in zip(_noise(tuple(tuple(w.shape) for w in weights)), weights))
         return tuple(n * w.detach().square().mean().sqrt() for n, w in zip(noise, weights))
     return weights
 
@@ -65,10 +66,23 @@ def controlled_rate(control: str, rate: Tensor | None) -> Tensor | None:
 
 
 def _over_tokens(x: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(_SEED)
-    return x.index_select(-2, torch.randperm(x.shape[-2], generator=generator).to(x.device))
+    return x.index_select(-2, _shuffle(x.shape[-2]).to(x.device))
 
 
 def _over_images(x: Tensor) -> Tensor:
     """Of the next image; with one image there is no other."""
     return x.roll(-1, dims=0)
+
+
+# A compiled mixer, which can have no generator, takes both as they are
+
+
+@torch.compiler.assume_constant_result
+def _shuffle(count: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(_SEED), device="cpu")
+
+
+@torch.compiler.assume_constant_result
+def _noise(shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(_SEED)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") for shape in shapes]

@@ -68,6 +68,16 @@ _ONLY_FOR = {
     "dilation": ("conv", "dwconv"),
 }
 
+_WHOLE = ("depth", "kernel", "dilation", "heads", "epochs")
+_SWITCHES = ("extra", "renormalise")
+
+# knobs of the training that have no effect with most values of another one: name: (the other one, its values)
+_ONLY_WITH = {
+    "threshold": ("loss", ("huber",)),
+    "momentum": ("optimizer", ("momentum", "muon")),
+    "max_norm": ("gradient_norm", ("clip",)),
+}
+
 
 def _check_values(spec: ModelSpec) -> None:
     """Every knob by itself: a known choice, a finite number in its range."""
@@ -79,11 +89,16 @@ def _check_values(spec: ModelSpec) -> None:
         value = getattr(spec, name, low)
         if value is None and name == "scale":
             continue
-        if not (isinstance(value, (int, float)) and math.isfinite(value)):
+        if isinstance(value, bool) or not (isinstance(value, (int, float)) and math.isfinite(value)):
             raise ValueError(f"inner.{name}={value!r} must be a finite number")
+        if name in _WHOLE and not isinstance(value, int):
+            raise ValueError(f"inner.{name}={value!r} must be a whole number")
         if value < low or (high is not None and value > high):
             bounds = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
             raise ValueError(f"inner.{name}={value} is not allowed; it must be {bounds}")
+    for name in _SWITCHES:
+        if not isinstance(getattr(spec, name, False), bool):
+            raise ValueError(f"inner.{name}={getattr(spec, name)!r} is not allowed; use true or false")
 
 
 @dataclass(frozen=True)
@@ -202,9 +217,26 @@ class InnerSpec(ModelSpec):
 
     def __post_init__(self):
         super().__post_init__()
+        if not (isinstance(self.beside, (tuple, list)) and all(isinstance(b, BranchSpec) for b in self.beside)):
+            raise ValueError(f"inner.beside={self.beside!r} must be a list of BranchSpec, empty for none")
         object.__setattr__(self, "beside", tuple(self.beside))
+        object.__setattr__(self, "batch", str(self.batch))
         if not re.fullmatch(r"N|N/[1-9]\d*|[1-9]\d*", self.batch):
             raise ValueError(f"inner.batch={self.batch} must be N, N/k for k parts, or a number of tokens")
+        for name, (other, values) in _ONLY_WITH.items():
+            if getattr(self, other) not in values and getattr(self, name) != getattr(InnerSpec, name):
+                raise ValueError(f"inner.{name}={getattr(self, name)} means nothing with inner.{other}="
+                                 f"{getattr(self, other)}; it is a knob of {' and '.join(values)}")  # fmt: skip
+        for branch in (self, *self.beside):
+            zero = "zero" in (branch.init, branch.output_init)
+            if zero and self.loss == "cosine" and branch.residual == "none":
+                raise ValueError("inner.loss=cosine has no direction at predictions of zero, with which a zero start "
+                                 "begins; use another inner.init and inner.output_init, or another loss")  # fmt: skip
+            stuck = zero and branch.model in ("mlp", "glu", "swiglu") and branch.residual != "output_weight"
+            if stuck and self.optimizer in ("adam", "muon"):
+                raise ValueError(f"inner.optimizer={self.optimizer} divides gradients by their size, and with "
+                                 f"inner.output_init=zero the first ones of '{branch.model}' are zero; use sgd or "
+                                 "momentum, or inner.output_init=same")  # fmt: skip
         if self.optimizer == "muon":
             for branch in (self, *self.beside):
                 if branch.model == "dwconv":

@@ -61,9 +61,9 @@ def inner_train(
         raise ValueError(f"grid={grid} has {grid[0] * grid[1]} tokens, k has {n}")
     if method not in METHODS:
         raise ValueError(f"method='{method}' is unknown; use one of: {', '.join(METHODS)}")
-    record = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     if method == "closed" and model.has_gradients:
         return _train(model, weights, k, v, spec, grid, factor, token_rate, _closed)
+    record = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()  # which compilation cannot ask
     with torch.inference_mode(False), torch.enable_grad():
         k, v, factor, token_rate, *weights = (_recordable(x, record) for x in (k, v, factor, token_rate, *weights))
         fast = _train(model, tuple(weights), k, v, spec, grid, factor, token_rate, _by_autograd(record))

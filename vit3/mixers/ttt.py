@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vit3.inner import InnerModel, InnerSpec, ModelSpec, inner_model, inner_report, inner_train
-from vit3.inner.controls import controlled_fast, controlled_inputs, controlled_rate, controlled_start
+from vit3.inner.controls import UNUSED_START, controlled_fast, controlled_inputs, controlled_rate, controlled_start
 from vit3.inner.cost import training_cost
 from vit3.layers.rope import RoPE2d
 from vit3.mixers.check import check_tokens, head_dim
@@ -77,6 +77,7 @@ class TTT(nn.Module):
         elif inner.rate != "fixed":
             self.rate = nn.Linear(dim, heads if inner.rate == "token_head" else 1, bias=False)
         self.reset_parameters()
+        self._freeze_unused()
 
     def set_inner(self, inner: InnerSpec) -> None:
         """Train the same inner models in another way from now on, also with weights that were learned.
@@ -102,6 +103,23 @@ class TTT(nn.Module):
                 raise ValueError(f"backend='{self.backend}' has no operator for this inner problem ({inner}); "
                                  f"use backend='auto', or one of: {', '.join(GENERIC)}")  # fmt: skip
         self.inner, self.packed = inner, _is_packed(inner)
+        self.operators = tuple(_has_operator(branch, inner) for branch in self.branches)
+
+    def _freeze_unused(self) -> None:
+        """No gradient for what the control leaves out of the outer graph.
+
+        Several processes would wait for it without end, and weight decay would shrink the W0 whose spread
+        ``random_start`` takes.
+        """
+        if self.inner.rate != "fixed" and self.inner.epochs == 0:
+            raise ValueError(f"inner.rate={self.inner.rate} never learns with inner.epochs=0, which takes no step; "
+                             "use inner.rate=fixed, or inner.epochs=1")  # fmt: skip
+        if self.inner.control in UNUSED_START:
+            for weight in self._weights(name for names in self.names for name in names):
+                weight.requires_grad_(False)
+        if self.inner.control == "zero_fast" and self.inner.rate != "fixed":
+            raise ValueError(f"inner.rate={self.inner.rate} never learns with inner.control=zero_fast, which throws "
+                             "each step away; use inner.rate=fixed")  # fmt: skip
 
     def reset_parameters(self) -> None:
         """Fresh learned starts W0 (as released: truncated normal, std 0.02), and learned rates of factor 1."""
@@ -149,7 +167,7 @@ class TTT(nn.Module):
         outputs, (factors, token_rates) = [], self._rates(x)
         for i, (q, k, v) in enumerate(self._heads(qkv, h, w, rotary)):
             branch, weights = self.branches[i], self._weights(self.names[i])
-            if self.backend not in GENERIC and _has_operator(branch, self.inner):
+            if self.backend not in GENERIC and self.operators[i]:
                 y = self._operator(branch, q, k, v, weights, h, w)
             else:
                 with without_autocast(qkv.device):
