@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -356,3 +357,26 @@ def test_float16_steps_with_loss_scaling():
     assert math.isfinite(record["loss"]) and trainer.updater.scaler.get_scale() > 0
     assert all(p.dtype == torch.float32 for p in trainer.task.trainable_module.parameters())
     assert any(not torch.equal(p, before[name]) for name, p in trainer.task.trainable_module.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "inner", ["inner=mlp", "inner.batch=N/2", "inner.beside=[{model: fc, heads: 1}, {model: conv, extra: true}]"]
+)
+def test_the_hierarchical_network_takes_any_inner_problem(inner):
+    """Rotated queries and keys, grids that a batch does not divide, branches typed on the command line."""
+    narrow = ("++model.kwargs.dims=[16,32]", "++model.kwargs.depths=[1,1]", "++model.kwargs.num_heads=[2,2]")
+    model = model_of(configured("model=h_vit3_tiny", "data.img_size=[32,32]", *narrow, inner))
+    y = model(torch.randn(2, 1, 36, 52))
+    y.square().sum().backward()
+    assert y.shape == (2, 10) and all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_what_a_branch_refuses_is_a_sentence():
+    for value, sentence in (
+        ("[{model: fc, ratio: 2}]", "inner.ratio=2.0 means nothing of inner model 'fc'"),
+        ("[{modell: fc}]", "modell"),
+        ("[{model: fc, heads: 2}]", "inner.beside takes all of the num_heads=2 heads"),
+        ("[fc]", "inner.beside"),
+    ):
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            model_of(configured(f"inner.beside={value}"))

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from tests.toy import CONFIGS, compose_config
 from vit3.arguments import check_arguments
-from vit3.config import _CHOICES, _RANGES, EvalConfig, TrainConfig, known_keys, typed
+from vit3.config import _CHOICES, _RANGES, EvalConfig, FlopsConfig, TrainConfig, known_keys, typed
 from vit3.errors import UserError
 
 RECIPES = sorted(path.stem for path in (CONFIGS / "recipe").glob("*.yaml"))
@@ -88,6 +88,7 @@ def test_every_choice_is_held(key):
 @pytest.mark.parametrize("key", _RANGES)
 def test_every_range_is_held(key):
     root, schema = ("train", TrainConfig) if "." in key else ("eval", EvalConfig)
+    root, schema = ("flops", FlopsConfig) if key == "classes" else (root, schema)
     given = ["checkpoint=x"] if root == "eval" else []
     low, high = _RANGES[key]
     for value in [low - 1] + ([high + 1] if high is not None else []):

@@ -79,17 +79,27 @@ def test_a_sweep_in_which_everything_goes_wrong(tmp_path):
 
 
 def test_two_commands_at_once_share_the_cells(tmp_path):
-    arguments = ("-m", *TINY, "inner.lr=0.5,1", "engine.seed=0,1", f"output={tmp_path / 'out'}", "name=shared")
-    commands = [Command(tmp_path, *arguments) for _ in range(2)]
-    ends = [command.end() for command in commands]
-    assert [code for code, _ in ends] == [0, 0], ends
+    """While one is at a cell, which is held up, the other computes the rest and waits for that one."""
+    arguments = ("-m", *TINY[1:], "engine.epochs=4", "inner.lr=0.5,1", "engine.seed=0,1", "name=shared",
+                 f"output={tmp_path / 'out'}")  # fmt: skip
     sweep = Sweep.named(tmp_path / "out", "shared")
+    one = Command(tmp_path, *arguments)
+    cell = wait_for(lambda: at_work(sweep, "inner.lr=0.5"), one)
+    pid = sweep.folder(cell).record()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        two = Command(tmp_path, *arguments)
+        wait_for(lambda: "1 cells are at work elsewhere; waiting for them" in two.log.read_text(), two)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    ends = [command.end() for command in (one, two)]
+    assert [code for code, _ in ends] == [0, 0], ends
     assert list(states(sweep).values()) == [FINISHED] * 4
     assert [starts(sweep, cell) for cell in sweep.cells()] == [1] * 4
     lines = [(sweep.folder(cell) / "metrics.jsonl").read_text().count("\n") for cell in sweep.cells()]
-    assert lines == [1] * 4
-    launches = {sweep.folder(cell).record()["launch"] for cell in sweep.cells()}
-    assert len(launches) == 2  # both worked
+    assert lines == [4] * 4
+    launches = [sweep.folder(other).record()["launch"] for other in sweep.cells()]
+    assert [launch == sweep.folder(cell).record()["launch"] for launch in launches] == [True, False, False, False]
 
 
 def test_ctrl_c_of_the_command_reaches_the_cell_which_saves(tmp_path):
