@@ -18,9 +18,10 @@ def test_all_that_make_sense():
     assert dict(epochs=0) in changes and dict(direction="ascent") in changes and dict(lr=4.0) in changes
     assert dict(control="swap_fast") in changes and dict(control="none") not in changes
     assert dict(control="mean_rate") not in changes and dict(epochs=1) not in changes
-    gated = [i.changes for i in interventions(InnerSpec(rate="token", direction="ascent", lr=0.5, epochs=2))]
+    gated = [i.changes for i in interventions(InnerSpec(rate="token", direction="ascent", lr=0.3, epochs=2))]
     assert dict(control="mean_rate") in gated and dict(direction="descent") in gated
-    assert dict(lr=2.0) in gated and dict(epochs=1) in gated and dict(epochs=2) not in gated
+    assert [c["lr"] for c in gated if "lr" in c] == pytest.approx([0.0, 0.075, 0.15, 0.6, 1.2])
+    assert dict(epochs=1) in gated and dict(epochs=2) not in gated
 
 
 def test_every_intervention_runs_and_leaves_no_trace():

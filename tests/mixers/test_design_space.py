@@ -260,6 +260,9 @@ def test_macs_are_projections_and_inner_problem(knobs):
     inner = mixer.macs(H, W) - H * W * (mixer.qkv.weight.numel() + mixer.proj.weight.numel())
     twice = TTT(DIM, HEADS, inner=InnerSpec(**knobs, epochs=2))
     assert 0 < inner < twice.macs(H, W) - mixer.macs(H, W) + inner
+    for rate, outputs in (("token", 1), ("token_head", sum(b.heads for b in mixer.branches))):
+        gated = TTT(DIM, HEADS, inner=InnerSpec(**knobs, rate=rate))
+        assert gated.macs(H, W) - mixer.macs(H, W) == H * W * DIM * outputs
     assert TTT(DIM, HEADS).macs(H, W) == H * W * (DIM * 48 + 16 * DIM + 6 * 4 * DIM + 18 * 4)
 
 
