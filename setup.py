@@ -43,7 +43,7 @@ setup(
         "tensorboard": ["tensorboard>=2.14"],
         "dev": [
             "pytest>=8",
-            "pytest-xdist>=3.5",
+            "pytest-xdist>=3.8",
             "ruff>=0.6",
             "hydra-submitit-launcher>=1.2,<2",
             "hydra-joblib-launcher>=1.2,<2",

@@ -5,6 +5,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 cd "$root"
 if [ $# = 0 ]; then # everything: two files at a time, for a test computes on one thread
-    set -- -n 2 --dist loadfile
+    set -- -n 2 --dist loadfile --no-loadscope-reorder
 fi
 exec "$VIT3_PYTHON" -m pytest "$@"
