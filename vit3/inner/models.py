@@ -79,7 +79,7 @@ class InnerModel:
 
     def cost(self) -> Cost:
         """Multiply-adds a token and head."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no cost; an inner model must define it")
 
     def matrices(self) -> list[tuple[int, int]]:
         """Rows and columns of the weights of one head, kernels as (outputs, inputs)."""
@@ -93,10 +93,10 @@ class InnerModel:
         return (*first, last + torch.eye(last.shape[-1], dtype=last.dtype, device=last.device))
 
     def _forward(self, weights: Weights, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no _forward; an inner model must define it")
 
     def _backward(self, weights: Weights, x: Tensor, grid: tuple[int, int], error: Error) -> Weights:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no _backward; an inner model must define it")
 
     @torch.no_grad()
     def init(self, weights: Weights) -> None:
