@@ -14,7 +14,7 @@ from tests.sweeps.commands import TABLE
 from tests.toy import CONFIGS
 from vit3.analysis.sweep_plots import plot_table
 from vit3.analysis.sweep_table import read_table
-from vit3.analysis.sweep_text import cells_csv, score_text, to_csv, to_markdown
+from vit3.analysis.sweep_text import _amount, cells_csv, score_text, to_csv, to_markdown
 from vit3.sweeps.cell import Cell
 from vit3.sweeps.sweep import Sweep
 
@@ -31,7 +31,7 @@ def write(sweep: Sweep, results: dict, **facts) -> Sweep:
             continue
         folder.write_json("cell.json", {"status": status, "reason": "why", "seconds": 1.0, "code": "abc"})
         if top1 is not None:
-            last = {"epoch": 2, "val/top1": top1 - 50, "val_ema/top1": top1}
+            last = {"epoch": 2, "val/top1": top1 - 50, "val_ema/top1": top1, "train/loss": 0.25}
             facts = {"parameters": 2_500_000, "multiply_adds": 4_580_000_000, "epochs": 3}
             folder.write_json("summary.json", {"last": last, "best": {"top1": top1 + 1}, **facts})
             for rate in (10.0, 30.0, 1000.0):
@@ -158,3 +158,16 @@ def test_the_picture_of_rows(rows, tmp_path):
     assert Image.open(tmp_path / "dots.png").size[0] > 900  # two panels
     (rows.path.parent.parent / "cells" / "0000" / "cell.json").write_text(json.dumps({"status": "running"}))
     plot_table(read_table(rows, CONFIGS), tmp_path / "dots.png")
+
+
+def test_amounts_have_three_digits():
+    amounts = (48_700, 2_610_000, 23_468_000, 4_576_000_000, 999, None)
+    assert [_amount(n) for n in amounts] == ["48.7 k", "2.61 M", "23.5 M", "4.58 G", "999", ""]
+
+
+def test_training_loss_and_titles_of_columns(tmp_path):
+    results = {("fc", "none", 0): 80.0, ("fc", "table", 0): 81.0}
+    table = read_table(write(Sweep.named(tmp_path, "cpe_x_inner"), results, ablation="cpe_x_inner"), CONFIGS)
+    assert table.entries[0].of("train_loss") == 0.25
+    page = to_markdown(table)
+    assert "| top-1 [%] | none | table per block |" in page and "| FC (baseline) | table per block |" in page
