@@ -86,4 +86,3 @@ optim_wrapper = dict(
     clip_grad=dict(max_norm=5.0, norm_type=2),
 )
 auto_scale_lr = dict(enable=False, base_batch_size=8)
-randomness = dict(seed=0)

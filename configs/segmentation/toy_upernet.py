@@ -83,4 +83,3 @@ default_hooks = dict(
     visualization=dict(type="SegVisualizationHook"),
 )
 auto_scale_lr = dict(enable=False, base_batch_size=8)
-randomness = dict(seed=0)
