@@ -11,7 +11,7 @@ _base_ = [
 custom_imports = dict(imports=["vit3.openmmlab"], allow_failed_imports=False)
 
 data_root = "data/toy/coco/"
-classes = ("disc", "ring", "square", "triangle", "star", "cross", "digit")
+classes = ("disc", "ring", "square", "crescent", "triangle", "star", "cross", "digit")
 width = 64  # channels of the pyramid and of the heads
 strides = [4, 8, 16, 32]
 box_levels = dict(out_channels=width, featmap_strides=strides, finest_scale=20)  # a box of 40 pixels goes to stride 8

@@ -11,7 +11,8 @@ _base_ = [
 custom_imports = dict(imports=["vit3.openmmlab"], allow_failed_imports=False)
 
 data_root = "data/toy/ade/"
-classes = ("background", "disc", "ring", "square", "triangle", "star", "cross", "digit")
+grounds = ("plain ground", "striped ground", "checked ground", "speckled ground")
+classes = (*grounds, "disc", "ring", "square", "crescent", "triangle", "star", "cross", "digit")
 dims = [32, 64, 128, 192]
 norm_cfg = dict(type="BN", requires_grad=True)
 crop_size = (128, 128)
