@@ -222,8 +222,8 @@ class TimmMaps(MapBackbone):
 
     def frozen_parts(self) -> Iterator[nn.Module]:
         for name, module in self.named_modules():
-            own = [f"{name}.{leaf}".lstrip(".") for leaf, _ in module.named_parameters()]
-            if own and self._frozen.issuperset(own):
+            own = [f"{name}.{leaf}" for leaf, _ in module.named_parameters()]
+            if name and own and self._frozen.issuperset(own):
                 yield module
 
     def freeze(self) -> None:
