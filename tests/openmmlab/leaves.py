@@ -29,7 +29,7 @@ def read(leaf: str) -> Config:
 
 
 def quick_bases():
-    """Context in which a library's 200 lists of models are not read, a second for each base, only to find it in none."""
+    """Context in which a library's 200 lists of models are not read, a second for each base."""
     return mock.patch("mmengine.config.config._get_external_cfg_path", side_effect=ValueError)
 
 
