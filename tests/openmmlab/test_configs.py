@@ -13,6 +13,7 @@ from mmengine.optim import build_optim_wrapper
 
 from tests.helpers import ROOT
 from tests.openmmlab.leaves import FILES, built, read
+from vit3.data.scenes import GROUNDS, THINGS
 from vit3.models.dense import DenseHViT3, DenseViT3, MapBackbone
 from vit3.openmmlab.cost import count
 
@@ -198,9 +199,10 @@ def test_twins_differ_in_the_inner_step_alone(toy):
 
 
 @pytest.mark.parametrize("toy", sorted(TOYS))
-def test_toys_agree_with_themselves(toy):
+def test_toys_agree_with_their_data(toy):
     c = read(toy)
     classes = tuple(c.classes)
+    assert classes == (THINGS if "rcnn" in toy else (*GROUNDS, *THINGS))  # as the toy data has them, in order
     assert {head.num_classes for head in heads(toy)} == {len(classes)}
     for loader in (c.train_dataloader, c.val_dataloader, c.test_dataloader):
         assert loader.dataset.metainfo.classes == classes and loader.dataset.data_root.startswith("data/toy/")
