@@ -13,5 +13,8 @@ from vit3.openmmlab.ops import install
 install()  # before anything of mmcv.ops is imported
 
 from vit3.openmmlab.backbones import HViT3, SimpleFeaturePyramid, TimmBackbone, ViT3  # noqa: E402
+from vit3.openmmlab.shipped import find_shipped_configs  # noqa: E402
+
+find_shipped_configs()
 
 __all__ = ["HViT3", "SimpleFeaturePyramid", "TimmBackbone", "ViT3", "install"]
