@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.registry import DATASETS
 
 from vit3.doctor.check import FAIL, OK, WARNING, Check
 from vit3.doctor.coco import check_coco
 from vit3.doctor.masks import check_masks
 from vit3.errors import UserError
-from vit3.openmmlab.settings import classes_of, datasets_of, dicts_of
+from vit3.openmmlab.settings import class_of, classes_of, datasets_of, dicts_of
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +99,7 @@ def _of_dataset(dataset: Any, name: str) -> Any:
     """A setting of a data set: the config's, or the default that its class gives, or its parent."""
     if dataset.get(name) is not None:
         return dataset[name]
-    for kind in DATASETS.get(dataset.type).__mro__:
+    for kind in getattr(class_of(dataset), "__mro__", ()):
         parameter = inspect.signature(kind.__init__).parameters.get(name)
         if parameter is not None and parameter.default is not inspect.Parameter.empty:
             return parameter.default

@@ -19,6 +19,7 @@ from vit3.openmmlab.adapt import adapt, forget_pretrained, scale_learning_rate
 from vit3.openmmlab.batch_one import let_single_values_pass
 from vit3.openmmlab.before import before_first_step
 from vit3.openmmlab.checkpoints import RunCheckpoints, checkpoint_to_resume, checkpoint_to_use, keep_checkpoints
+from vit3.openmmlab.cost import show_cost
 from vit3.openmmlab.files import use_safe_loader
 from vit3.openmmlab.pictures import plot_validation
 from vit3.openmmlab.predict import image_files, predict_images
@@ -112,23 +113,23 @@ def predict(config: Path, arguments: list[str]) -> None:
 
 
 def flops(config: Path, arguments: list[str]) -> None:
-    """Parameters and multiply-adds of the model, part by part, at ``size=[height,width]``."""
-    use_safe_loader()
-    settings = read_settings(config, arguments, "flops")
-    size = settings.options.size or ([512, 2048] if settings.config.default_scope == "mmseg" else [800, 1280])
-    importlib.import_module("vit3.openmmlab.cost").show_cost(config, tuple(size))
+    """Parameters and multiply-adds of the model, part by part, at ``size=[height,width]`` or where papers count."""
+    with quietly():
+        settings = read_settings(config, arguments, "flops")
+    show_cost(settings.config, tuple(settings.options.size) if settings.options.size else None)
 
 
 def _start(config: Path, arguments: list[str], command: str) -> tuple[Settings, Processes]:
     """Settings and processes; all but the main process keep quiet."""
     use_safe_loader()
-    settings = read_settings(config, arguments, command)
+    with quietly():  # the libraries print at import
+        settings = read_settings(config, arguments, command)
+        importlib.import_module("vit3.openmmlab.loops")  # registers
+        if settings.config.default_scope == "mmseg":
+            importlib.import_module("vit3.openmmlab.metrics")  # needs mmseg, which detection does not
     processes = start_processes(settings.options.device)
     if not processes.main:
         logging.getLogger().setLevel(logging.WARNING)
-    if settings.config.default_scope == "mmseg":
-        importlib.import_module("vit3.openmmlab.metrics")  # registers; it needs mmseg, which detection does not
-    importlib.import_module("vit3.openmmlab.loops")
     return settings, processes
 
 

@@ -22,15 +22,31 @@ from vit3.errors import UserError
 from vit3.models.unpickle import WeightsError
 from vit3.models.weights import match
 
+# What the libraries say of themselves at every start, and a user cannot mend; in log lines and in Python's warnings
+_CHATTER = (
+    "will be deprecated",
+    "is the alias of",
+    "The prefix is not set in metric class",
+    "Default ``avg_non_ignore`` is False",
+    "The draw is False",
+    "torch.meshgrid",
+)
 _OURS = ("HViT3", "ViT3", "TimmBackbone", "SimpleFeaturePyramid")
+
+
+class PlainRunner(Runner):
+    """MMEngine's Runner less its copy of the config: the run folder has it, as composed."""
+
+    def dump_config(self) -> None:
+        """Nothing."""
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Context in which the libraries print nothing (pycocotools prints tables); their log file has it all."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        for text in ("`reduce_zero_label` will be deprecated", ".*train_step.*", "__floordiv__", "torch.meshgrid"):
-            warnings.filterwarnings("ignore", text)
+        for text in _CHATTER:
+            warnings.filterwarnings("ignore", f".*{text}")
         yield
 
 
@@ -45,11 +61,12 @@ def build_runner(config: Config) -> Runner:
     if config.get("visualizer"):
         config.visualizer.name = unique
     with naming_parts():
-        runner = Runner.from_cfg(config)
+        runner = PlainRunner.from_cfg(config)
     for handler in runner.logger.handlers:
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.stderr)
             handler.setLevel(logging.WARNING)
+            handler.addFilter(lambda record: not any(text in record.getMessage() for text in _CHATTER))
     return runner
 
 

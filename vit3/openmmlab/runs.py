@@ -62,7 +62,7 @@ def our_scores(metrics: dict[str, Any]) -> dict[str, float | None]:
         if not isinstance(value, int | float) and not hasattr(value, "item"):
             continue
         name = key.removeprefix("coco/").replace("_mAP_", "_AP").replace("_mAP", "_AP").replace("/", "_")
-        value = float(value) / (100 if key in _PER_CENT else 1)
+        value = round(float(value) / (100 if key in _PER_CENT else 1), 6)  # some come as float32
         undefined = not math.isfinite(value) or (key.startswith("coco/") and value < 0)  # pycocotools says -1
         found[f"val/{name}"] = None if undefined else value
     return found

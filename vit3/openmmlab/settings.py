@@ -297,7 +297,7 @@ def set_classes(config: Config, classes: list[str]) -> None:
     """Make ``classes`` those of every data set, and their number that of every head."""
     for loader in LOADERS:
         for dataset in datasets_of(config.get(loader)):
-            kind = DATASETS.get(dataset.type)
+            kind = class_of(dataset)
             own = (getattr(kind, "METAINFO", None) or {}).get("classes")
             if config.default_scope == "mmseg" and own and not set(classes) <= set(own):
                 # a named set of mmseg takes a part of its own classes alone; the general one takes any
@@ -312,11 +312,17 @@ def set_classes(config: Config, classes: list[str]) -> None:
             node.num_classes = len(classes)
 
 
+def class_of(dataset: Any) -> type | None:
+    """The class that the ``type`` of a data set means in the config's library, None where nobody has registered it."""
+    with DATASETS.switch_scope_and_registry(None) as registry:  # the root alone does not look into the libraries
+        return registry.get(dataset.type)
+
+
 def classes_of(dataset: Any) -> list[str] | None:
     """Names of the classes that a data set of the config has; None where its library does not say."""
     named = (dataset.get("metainfo") or {}).get("classes")
     if named is None:
-        named = (getattr(DATASETS.get(dataset.type), "METAINFO", None) or {}).get("classes")
+        named = (getattr(class_of(dataset), "METAINFO", None) or {}).get("classes")
     return list(named) if named is not None else None
 
 
