@@ -61,7 +61,8 @@ def plot_detections(
     groups = []
     for i, image in enumerate(images):
         kept = _kept(found[i], threshold)
-        note = f"found: {len(kept.labels)}" + ("" if kept.scores is None else f" (score ≥ {threshold:g})")
+        count = len(kept.labels)
+        note = f"things: {count}" if kept.scores is None else f"found: {count} (score ≥ {threshold:g})"
         groups.append([Panel(image, note, _drawer(kept, classes))])
         if truth is not None:
             groups[-1].insert(0, Panel(image, f"truth: {len(truth[i].labels)}", _drawer(truth[i], classes)))
