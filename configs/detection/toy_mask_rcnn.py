@@ -1,5 +1,5 @@
-# A small Mask R-CNN on generated pictures: shapes and digit scans of 15 to 90 pixels, from scratch.
-#   data       python scripts/make_toy_data.py data/toy
+# A small Mask R-CNN on generated pictures: shapes and digit scans of 15 to 80 pixels, from scratch.
+#   data       python scripts/make_toy_data.py data/toy --train 480 --val 80
 #   command    python tools/det.py train configs/detection/toy_mask_rcnn.py
 #   hardware   two cores of any CPU; batch 8, one process
 # The twin toy_mask_rcnn_no_update.py is the same network without the inner step.
@@ -14,7 +14,7 @@ data_root = "data/toy/coco/"
 classes = ("disc", "ring", "square", "crescent", "triangle", "star", "cross", "digit")
 width = 64  # channels of the pyramid and of the heads
 strides = [4, 8, 16, 32]
-box_levels = dict(out_channels=width, featmap_strides=strides, finest_scale=20)  # a box of 40 pixels goes to stride 8
+box_levels = dict(out_channels=width, featmap_strides=strides, finest_scale=16)  # a box of 32 pixels goes to stride 8
 model = dict(
     backbone=dict(
         _delete_=True,
@@ -29,7 +29,7 @@ model = dict(
     rpn_head=dict(
         in_channels=width,
         feat_channels=width,
-        anchor_generator=dict(scales=[5], strides=strides),  # squares of 20, 40, 80 and 160 pixels
+        anchor_generator=dict(scales=[4], strides=strides),  # squares of 16, 32, 64 and 128 pixels
     ),
     roi_head=dict(
         bbox_roi_extractor=box_levels,
@@ -45,7 +45,7 @@ model = dict(
     test_cfg=dict(rpn=dict(nms_pre=400, max_per_img=200)),
 )
 
-scale = (192, 160)  # longer and shorter side at most
+scale = (160, 128)  # longer and shorter side at most
 train_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
@@ -71,8 +71,8 @@ test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + "annotations/instances_val2017.json")
 test_evaluator = val_evaluator
 
-max_epochs = 60
-train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=max_epochs, val_interval=5)
+max_epochs = 24
+train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=max_epochs, val_interval=4)
 val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")
 param_scheduler = [
