@@ -113,7 +113,9 @@ def test_classes_go_into_data_and_heads(detector, segmentor, tmp_path):
     (tmp_path / "classes.json").write_text(json.dumps({"detection": list("abc"), "segmentation": list("abcd")}))
     config = read_settings(detector, [f"classes={tmp_path}/classes.json"]).config
     assert config.model.roi_head.bbox_head.num_classes == config.model.roi_head.mask_head.num_classes == 3
-    assert config.train_dataloader.dataset.metainfo.classes == config.val_dataloader.dataset.metainfo.classes == [*"abc"]
+    assert (
+        config.train_dataloader.dataset.metainfo.classes == config.val_dataloader.dataset.metainfo.classes == [*"abc"]
+    )
     config = read_settings(segmentor, [f"classes={tmp_path}/classes.json"]).config
     assert config.model.decode_head.num_classes == config.model.auxiliary_head.num_classes == 4
 

@@ -19,7 +19,6 @@ from vit3.openmmlab.adapt import adapt, forget_pretrained, scale_learning_rate
 from vit3.openmmlab.batch_one import let_single_values_pass
 from vit3.openmmlab.before import before_first_step
 from vit3.openmmlab.checkpoints import RunCheckpoints, checkpoint_to_resume, checkpoint_to_use, keep_checkpoints
-from vit3.openmmlab.cost import show_cost
 from vit3.openmmlab.files import use_safe_loader
 from vit3.openmmlab.pictures import plot_validation
 from vit3.openmmlab.predict import image_files, predict_images
@@ -116,6 +115,7 @@ def flops(config: Path, arguments: list[str]) -> None:
     """Parameters and multiply-adds of the model, part by part, at ``size=[height,width]`` or where papers count."""
     with quietly():
         settings = read_settings(config, arguments, "flops")
+        show_cost = importlib.import_module("vit3.openmmlab.cost").show_cost  # needs mmdet and mmseg
     show_cost(settings.config, tuple(settings.options.size) if settings.options.size else None)
 
 
@@ -129,7 +129,7 @@ def _start(config: Path, arguments: list[str], command: str) -> tuple[Settings, 
             importlib.import_module("vit3.openmmlab.metrics")  # needs mmseg, which detection does not
     processes = start_processes(settings.options.device)
     if not processes.main:
-        logging.getLogger().setLevel(logging.WARNING)
+        logging.getLogger().setLevel(logging.ERROR)  # what all processes derive, the main one says
     return settings, processes
 
 

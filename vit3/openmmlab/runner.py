@@ -30,6 +30,12 @@ _CHATTER = (
     "Default ``avg_non_ignore`` is False",
     "The draw is False",
     "torch.meshgrid",
+    "`broadcast_buffers` is deprecated",
+    "_NUM_THREADS environment variable",
+    "For binary segmentation, we suggest using",
+    "faster_coco_eval is not installed",
+    "Grad strides do not match bucket view strides",
+    "will force set the currentdefault scope",
 )
 _OURS = ("HViT3", "ViT3", "TimmBackbone", "SimpleFeaturePyramid")
 
