@@ -53,6 +53,8 @@ def macs_by_part(model: nn.Module, img_size: tuple[int, int] | list[int], layer_
             add(name, lambda module, inputs, output: output.numel() * module.in_features)
         elif isinstance(module, nn.Conv2d):
             add(name, lambda module, inputs, output: output.numel() * module.weight[0].numel())
+        elif isinstance(module, nn.ConvTranspose2d):
+            add(name, lambda module, inputs, output: inputs[0].numel() * module.weight[0].numel())
         elif layer_norms and isinstance(module, nn.LayerNorm):
             add(name, lambda module, inputs, output: output.numel() * _PER_NORMALISED)
     with torch.no_grad():
