@@ -22,7 +22,7 @@ setup(
     # tools/ and configs/ stay at the top of the tree and travel as vit3.tools and vit3.configs
     packages=[*find_packages(include=["vit3", "vit3.*"]), "vit3.tools", "vit3.configs"],
     package_dir={"vit3.tools": "tools", "vit3.configs": "configs"},
-    package_data={"vit3": ["**/*.json", "**/*.md"], "vit3.configs": ["**/*.yaml"]},
+    package_data={"vit3": ["**/*.json", "**/*.md"], "vit3.configs": ["**/*.yaml", "*/*.py"]},
     install_requires=requirements,
     extras_require={
         # detection and segmentation through OpenMMLab (the maintained forks, under the same import names)

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
+from vit3.data.textures import TEXTURES, texture
+
 SHAPES = ("disc", "square", "triangle", "star", "ring", "cross")
-TEXTURES = ("plain", "stripes", "dots", "checks")
-CLASSES = [f"{shape}_{texture}" for texture, shape in itertools.product(TEXTURES, SHAPES)]
+CLASSES = [f"{shape}_{kind}" for kind, shape in itertools.product(TEXTURES, SHAPES)]
 _SMOOTH = 3  # pictures are drawn so many times larger
 
 
@@ -27,7 +28,7 @@ def picture(name: str, size: int, rng: np.random.Generator) -> Image.Image:
     Args:
         name: of ``CLASSES``. size: about the shorter side, in pixels. rng: all that is random.
     """
-    shape, texture = name.split("_")
+    shape, kind = name.split("_")
     width, height = (int(side) | 1 for side in rng.uniform(0.9, 1.5, 2) * size)  # odd sides
     large = (width * _SMOOTH, height * _SMOOTH)
     dark, light = np.sort(rng.uniform(0, 1, 2)) * (0.6, 0.4) + (0, 0.6)
@@ -36,7 +37,7 @@ def picture(name: str, size: int, rng: np.random.Generator) -> Image.Image:
     x, y = (rng.uniform(radius, side - radius) for side in large)
     mask = Image.new("L", large)
     _draw(shape, ImageDraw.Draw(mask), x, y, radius, rng.uniform(0, 2 * math.pi))
-    inside = _texture(texture, large, radius, first, second, rng)
+    inside = _texture(kind, large, radius, first, second, rng)
     outside = np.full((large[1], large[0], 3), second, np.float64)
     covered = np.asarray(mask)[..., None] / 255
     pixels = inside * covered + outside * (1 - covered)
@@ -97,19 +98,11 @@ def _draw(shape: str, draw: ImageDraw.ImageDraw, x: float, y: float, radius: flo
 
 
 def _texture(
-    texture: str, large: tuple[int, int], radius: float, first: np.ndarray, second: np.ndarray, rng: np.random.Generator
+    kind: str, large: tuple[int, int], radius: float, first: np.ndarray, second: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Colours [height, width, 3]: ``first``, broken by the pattern in a mean of both colours."""
     turn, step = rng.uniform(0, math.pi), rng.uniform(0.42, 0.55) * radius
-    column, row = np.meshgrid(np.arange(large[0]), np.arange(large[1]))
-    u = (column * math.cos(turn) + row * math.sin(turn)) / step % 1
-    v = (row * math.cos(turn) - column * math.sin(turn)) / step % 1
-    other = {
-        "plain": np.zeros(u.shape, bool),
-        "stripes": u < 0.45,
-        "dots": (u - 0.5) ** 2 + (v - 0.5) ** 2 < 0.3**2,
-        "checks": (u < 0.5) ^ (v < 0.5),
-    }[texture]
+    other = texture(kind, large[::-1], step, turn)
     return np.where(other[..., None], 0.2 * first + 0.8 * second, first)
 
 

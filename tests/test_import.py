@@ -26,7 +26,7 @@ ALLOWED = {
     "sweeps": {"sweeps", "engine", "config", "arguments", "files", "errors"},
     "doctor": {"doctor", "engine", "data", "mixers", "ops", "config", "errors", ""},
     "export": {"export", "models", "layers", "mixers", "inner", "ops"},
-    "openmmlab": {"openmmlab", "models", "layers", "mixers", "inner", "ops"},
+    "openmmlab": {"openmmlab", "analysis", "models", "layers", "mixers", "inner", "ops", "errors"},
 }
 # Doors open one way: only tools import build, and build imports the rest.
 FORBIDDEN = {"build", "tools"}

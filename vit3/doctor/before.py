@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -10,11 +9,8 @@ from torch import nn
 
 from vit3.config import TrainConfig
 from vit3.doctor import run
-from vit3.doctor.check import FAIL, WARNING, Check
+from vit3.doctor.check import Check, heed
 from vit3.engine.distributed import Processes
-from vit3.errors import UserError
-
-logger = logging.getLogger(__name__)
 
 
 def run_checks(
@@ -60,13 +56,4 @@ def before_first_step(
     """
     where = dict(device=processes.device, world_size=processes.world_size, resumed=resumed)
 
-    def look() -> None:
-        checks = run_checks(cfg, model, facts, **where)
-        for check in checks:
-            if check.status == WARNING:
-                logger.warning(check.sentence)
-        for check in checks:
-            if check.status == FAIL:
-                raise UserError(check.sentence)
-
-    processes.on_main(look)
+    processes.on_main(lambda: heed(run_checks(cfg, model, facts, **where)))

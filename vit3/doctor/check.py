@@ -9,6 +9,8 @@ from typing import Any
 
 from vit3.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 OK, WARNING, FAIL = "ok", "warning", "FAIL"
 
 
@@ -36,6 +38,20 @@ class Check:
         """From a sentence whose last part, after ``;``, is the cure."""
         detail, _, cure = sentence.rpartition("; ")
         return cls(name, status, detail or cure, cure if detail else "")
+
+
+def heed(checks: list[Check]) -> None:
+    """Log each warning.
+
+    Raises:
+        UserError: the first failed check.
+    """
+    for check in checks:
+        if check.status == WARNING:
+            logger.warning(check.sentence)
+    for check in checks:
+        if check.status == FAIL:
+            raise UserError(check.sentence)
 
 
 class _Collector(logging.Handler):

@@ -92,7 +92,6 @@ class DenseHViT3(MapBackbone, HViT3):
         self.out_indices = _checked_indices(out_indices, len(self.layers))
         self.frozen_stages = _checked_frozen(frozen_stages, len(self.layers))
         self.prune_intermediate_layers(list(self.out_indices), prune_norm=True)
-        del self.norm, self.head, self.head_drop
         taken = [self.feature_info[i] for i in self.out_indices]
         self.channels = tuple(info["num_chs"] for info in taken)
         self.strides = tuple(info["reduction"] for info in taken)
@@ -157,7 +156,6 @@ class DenseViT3(MapBackbone, ViT3):
             patch_size=patch_size, in_chans=in_chans, num_classes=0, global_pool="", mlp_ratio=mlp_ratio,
             drop_path_rate=drop_path_rate, mixer=mixer, mixer_kwargs=mixer_kwargs, pos=pos, img_size=img_size, **shape,
         )  # fmt: skip
-        del self.head, self.head_drop
         self.frozen_stages = _checked_frozen(frozen_stages, len(self.blocks))
         self.channels, self.strides = (self.embed_dim,), (patch_size,)
         self.set_grad_checkpointing(with_cp)
@@ -224,8 +222,8 @@ class TimmMaps(MapBackbone):
 
     def frozen_parts(self) -> Iterator[nn.Module]:
         for name, module in self.named_modules():
-            own = [f"{name}.{leaf}".lstrip(".") for leaf, _ in module.named_parameters()]
-            if own and self._frozen.issuperset(own):
+            own = [f"{name}.{leaf}" for leaf, _ in module.named_parameters()]
+            if name and own and self._frozen.issuperset(own):
                 yield module
 
     def freeze(self) -> None:
