@@ -33,6 +33,7 @@ from vit3.detection.evaluate import coco_results, evaluate_detections
 from vit3.detection.flops import BOXES, MASKS, count_parts
 from vit3.detection.predict import detect, image_files, instances
 from vit3.doctor.check import FAIL, WARNING
+from vit3.doctor.coco import check_coco
 from vit3.engine.checkpoint import (
     best_checkpoint,
     check_resumable,
@@ -161,11 +162,7 @@ def _start(cfg: DetectionConfig) -> Processes:
 
 def _check_data(sets: list[CocoImages]) -> None:
     """Stop what would fail later, and warn of what would go badly."""
-    try:
-        from vit3.doctor.coco import check_coco
-    except ModuleNotFoundError:
-        return
-    checks = [check for data in sets for check in check_coco(data.annotations, data.images, data.classes)]
+    checks = [c for data in sets for c in check_coco(data.annotations, data.images, None, masks=data.masks)]
     for check in checks:
         if check.status == WARNING:
             logger.warning(check.sentence)
