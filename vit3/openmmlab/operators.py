@@ -33,7 +33,8 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
         offset: 0, or 1 where a box includes its last pixel: width is x2 - x1 + 1.
 
     Returns:
-        (K,) indices of the boxes kept, best first.
+        (K,) indices of the boxes kept, best first. Among equal scores the earlier box is better; compiled mmcv leaves
+        their order open, and may keep another, equally valid set.
     """
     boxes = _grown(_full(boxes), offset)
     return torch.ops.torchvision.nms(boxes, scores.to(boxes.dtype), iou_threshold)

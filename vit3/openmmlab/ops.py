@@ -92,8 +92,8 @@ def _absent(name: str) -> Callable[..., None]:
         raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
 
     def operator(*args, **kwargs):
-        starts = [start for start in INSTEAD if name.startswith(start)]
-        instead = INSTEAD[max(starts, key=len)] if starts else "a config that does not need it"
+        found = [cure for start, cure in INSTEAD.items() if name.startswith(start)]
+        instead = found[0] if found else "a config that does not need it"
         raise NotImplementedError(
             f"mmcv's operator {name} needs an mmcv compiled for torch {torch.__version__}, and this mmcv has only the "
             f"operators of torchvision ({', '.join(function.__name__ for function in PROVIDED[:4])}); "
