@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.openmmlab.leaves import FILES, built, quick_bases, read
 from vit3.analysis.flops import macs_of_run
 from vit3.errors import UserError
-from vit3.openmmlab.cost import BOXES, MASKS, count, one_image, show_cost, total_parameters, usual_size
+from vit3.openmmlab.cost import BOXES, MASKS, count, one_image, show_cost, total_parameters, usual_size, without_weights
 
 # README of the authors (parameters) and tables 8 and 9 (multiply-adds), in 1e6 and 1e9
 FIGURES = {
@@ -127,6 +127,8 @@ def test_no_file_is_read(monkeypatch):
     before = copy.deepcopy(config.to_dict())
     count(config, (64, 64))
     assert config.to_dict() == before
+    assert without_weights(config.model).backbone.init_cfg is None
+    assert not without_weights(read("mask_rcnn_timm_convnext_tiny_1x").model).backbone.pretrained
 
 
 @pytest.mark.parametrize("size", [(64,), (0, 64), "64x64", (64, 64, 3), 64])
