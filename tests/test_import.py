@@ -20,6 +20,7 @@ ALLOWED = {
     "models": {"models", "layers", "mixers", "inner", "ops", "files"},
     "analysis": {"analysis", "sweeps", "models", "layers", "mixers", "inner", "ops", ""},
     "data": {"data", "seeding", "files", "errors"},
+    "detection": {"detection", "analysis", "models", "data", "engine", "config", "errors"},
     "tasks": {"tasks"},
     "engine": {"engine", "data", "seeding", "files", "errors", "__version__"},
     "sweeps": {"sweeps", "engine", "config", "arguments", "files", "errors"},
