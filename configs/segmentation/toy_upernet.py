@@ -1,7 +1,7 @@
 # A small UPerNet on generated pictures: shapes and digit scans on textured backgrounds, from scratch.
 #   data       python scripts/make_toy_data.py data/toy --train 480 --val 80
 #   command    python tools/seg.py train configs/segmentation/toy_upernet.py
-#   hardware   two cores of any CPU; batch 8, one process
+#   hardware   two cores of any CPU, 2,000 updates of about a core-second each; batch 8, one process
 # The twin toy_upernet_no_update.py is the same network without the inner step.
 _base_ = [
     "mmseg::_base_/models/upernet_swin.py",

@@ -24,9 +24,13 @@ FILES = {
 @functools.cache
 def read(leaf: str) -> Config:
     """The config of a leaf; shared, so do not change it."""
-    # MMEngine reads a library's 200 lists of models to learn that a base is none of them, a second for each base
-    with mock.patch("mmengine.config.config._get_external_cfg_path", side_effect=ValueError):
+    with quick_bases():
         return Config.fromfile(FILES[leaf])
+
+
+def quick_bases():
+    """Context in which a library's 200 lists of models are not read, a second for each base."""
+    return mock.patch("mmengine.config.config._get_external_cfg_path", side_effect=ValueError)
 
 
 @functools.cache

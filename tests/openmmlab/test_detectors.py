@@ -149,7 +149,7 @@ def average_precision(model, data):
 
 @pytest.fixture
 def slow_calls(monkeypatch):
-    """Put the independent computations in place of the operators; a call puts them in and returns how often each ran."""
+    """A function that puts the independent computations in place of the operators and returns the calls of each."""
     module, calls = importlib.import_module("mmcv._ext"), []
 
     def nms(boxes, scores, iou_threshold, offset):

@@ -1,11 +1,14 @@
 """Generated scenes: shapes and scanned digits on textured grounds, and which pixels of each remain visible.
 
 Everything random is drawn anew for every scene: odd sizes, one or two grounds, and for every thing its place, radius,
-turn, stretch, colours and texture. Later things cover earlier ones; a thing keeps at least ``_VISIBLE`` of its pixels.
+turn, stretch, colours and texture. Most things have a hue near that of their class, which helps to learn from few
+pictures, but not all, and grounds and second colours have any: form decides. Later things cover earlier ones; a thing
+keeps at least ``_VISIBLE`` of its pixels.
 """
 
 from __future__ import annotations
 
+import colorsys
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +20,9 @@ from vit3.data.textures import texture
 GROUNDS = ("plain ground", "striped ground", "checked ground", "speckled ground")
 THINGS = ("disc", "ring", "square", "crescent", "triangle", "star", "cross", "digit")
 _SMOOTH = 3  # coverage of a pixel is counted at so many points a side
-_VISIBLE = 0.45  # the smallest part of a thing that may remain uncovered
+_VISIBLE = 0.55  # the smallest part of a thing that may remain uncovered
 _LEAST = 40  # pixels of a thing
+_TRUE_HUE = 0.75  # part of things with a hue near their class's
 _CONTRAST = 90.0  # smallest distance of a thing's colours from the ground's, of 441 between black and white
 
 
@@ -72,7 +76,7 @@ def draw_scene(
             visible = [((c > 0.5) & ~_union(covers[k + 1 :], solid)).sum() for k, c in enumerate(covers)]
             enough = all(v >= max(_LEAST, _VISIBLE * (c > 0.5).sum()) for v, c in zip(visible, covers))
             if enough and solid.sum() >= _LEAST:
-                _paint(rng, pixels, cover, colours, size)
+                _paint(rng, pixels, cover, colours, size, name)
                 names_here.append(name)
                 covers.append(cover)
                 outlines.append(outline)
@@ -121,7 +125,7 @@ def _share(rng, kind: str, height: int, width: int, size: int) -> np.ndarray:
 def _place(rng, name: str, height: int, width: int, size: int, digits: np.ndarray, radius: float | None = None,
            centre: tuple[float, float] | None = None) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
     """Coverage [height, width], 0 to 1, of a thing at a random place, and its outline where it has but one."""
-    radius = size * math.exp(rng.uniform(math.log(0.1), math.log(0.23))) if radius is None else radius
+    radius = size * math.exp(rng.uniform(math.log(0.11), math.log(0.25))) if radius is None else radius
     x, y = (rng.uniform(0.6 * radius, side - 0.6 * radius) for side in (width, height)) if centre is None else centre
     if name == "digit":
         scan = digits[rng.integers(len(digits))]
@@ -145,18 +149,19 @@ def _place_crowd(rng, name: str, height: int, width: int, size: int, digits: np.
     return cover, None
 
 
-def _paint(rng, pixels: np.ndarray, cover: np.ndarray, ground: list[np.ndarray], size: int) -> None:
+def _paint(rng, pixels: np.ndarray, cover: np.ndarray, ground: list[np.ndarray], size: int, name: str) -> None:
     """Colour what is covered, in place."""
 
-    def colour() -> np.ndarray:
-        tint = rng.uniform(0, 255, 3)
+    def colour(hue: float | None) -> np.ndarray:
         for _ in range(30):
+            turn = rng.uniform(0, 1) if hue is None else hue + rng.uniform(-0.07, 0.07)
+            tint = 255 * np.array(colorsys.hsv_to_rgb(turn % 1, rng.uniform(0.45, 1), rng.uniform(0.35, 1)))
             if min(np.linalg.norm(tint - other) for other in ground) >= _CONTRAST:
                 break
-            tint = rng.uniform(0, 255, 3)
         return tint
 
-    first, second = colour(), colour()
+    first = colour(THINGS.index(name) / len(THINGS) if rng.random() < _TRUE_HUE else None)
+    second = colour(None)
     kind = ("plain", "plain", "stripes", "dots")[rng.integers(4)]
     other = texture(kind, cover.shape, rng.uniform(0.045, 0.065) * size, rng.uniform(0, math.pi))
     ink = np.where(other[..., None], second, first)
