@@ -58,6 +58,7 @@ setup(
             "vit3-train=vit3.tools.train:main",
             "vit3-eval=vit3.tools.eval:main",
             "vit3-det=vit3.tools.det:main",
+            "vit3-seg=vit3.tools.seg:main",
             "vit3-convert=vit3.tools.convert:main",
             "vit3-doctor=vit3.tools.doctor:main",
             "vit3-plan=vit3.tools.plan:main",

@@ -27,19 +27,8 @@ ALLOWED = {
     "doctor": {"doctor", "engine", "data", "mixers", "ops", "config", "errors", ""},
     "export": {"export", "models", "layers", "mixers", "inner", "ops"},
     "openmmlab": {
-        *(
-            "openmmlab",
-            "models",
-            "layers",
-            "mixers",
-            "inner",
-            "ops",
-            "engine",
-            "analysis",
-            "doctor",
-            "config",
-            "errors",
-        ),
+        *("openmmlab", "models", "layers", "mixers", "inner", "ops"),
+        *("engine", "analysis", "doctor", "config", "errors"),
     },
 }
 # Doors open one way: only tools import build, and build imports the rest.

@@ -46,12 +46,13 @@ def test_code_in_a_file_is_not_run(tmp_path):
     assert (tmp_path / "done").exists()  # so the file was harmful
 
 
-def test_a_file_that_asks_for_attributes(tmp_path):
+@pytest.mark.parametrize("kind, name", [(HistoryBuffer, "__init__"), (np.ndarray, "tobytes")])
+def test_a_file_that_asks_for_attributes(tmp_path, kind, name):
     """``getattr`` is needed for MMEngine's buffers, and gives nothing else."""
 
     class Asking:
         def __reduce__(self):
-            return getattr, (HistoryBuffer, "__init__")
+            return getattr, (kind, name)
 
     torch.save({"state_dict": {"w": torch.ones(2)}, "meta": Asking()}, tmp_path / "file.pth")
     assert not callable(load_safely(str(tmp_path / "file.pth"))["meta"])
