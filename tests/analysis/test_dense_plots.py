@@ -114,7 +114,7 @@ def test_pictures_keep_their_form_and_nothing_overlaps(figures, tmp_path, images
 
 
 def test_labels_at_boxes_stay_in_the_picture_and_apart(figures, tmp_path):
-    boxes = np.array([[0, 0, 20, 20], [1, 0, 21, 21], [80, 1, 90, 20], [78, 50, 90, 60]], float)
+    boxes = np.array([[0, 0, 20, 20], [1, 0, 21, 21], [88, 1, 90, 20], [87, 50, 90, 60]], float)
     found = Instances(boxes, np.array([0, 1, 2, 0]), np.array([0.9, 0.8, 0.7, 0.6]))
     plot_detections([IMAGE], [found], CLASSES, tmp_path / "x.png", "t")
     (axes,) = figures[0].axes
