@@ -89,7 +89,10 @@ def shapes(count):
     return [np.zeros((*rng.integers(20, 200, 2), 3), np.uint8) for _ in range(count)]
 
 
-@pytest.mark.parametrize("images", [shapes(1), shapes(5), shapes(9), [np.zeros((20, 400, 3), np.uint8)]])
+@pytest.mark.parametrize(
+    "images",
+    [shapes(1), shapes(5), shapes(9), [np.zeros((20, 400, 3), np.uint8)], 3 * [np.zeros((200, 40, 3), np.uint8)]],
+)
 def test_pictures_keep_their_form_and_nothing_overlaps(figures, tmp_path, images):
     maps = [np.zeros(image.shape[:2], int) for image in images]
     names = [f"a class of some length {i}" for i in range(30)]
