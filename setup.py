@@ -22,7 +22,7 @@ setup(
     # tools/ and configs/ stay at the top of the tree and travel as vit3.tools and vit3.configs
     packages=[*find_packages(include=["vit3", "vit3.*"]), "vit3.tools", "vit3.configs"],
     package_dir={"vit3.tools": "tools", "vit3.configs": "configs"},
-    package_data={"vit3": ["**/*.json", "**/*.md"], "vit3.configs": ["**/*.yaml"]},
+    package_data={"vit3": ["**/*.json", "**/*.md"], "vit3.configs": ["**/*.yaml", "*/*.py"]},
     install_requires=requirements,
     extras_require={
         # detection and segmentation through OpenMMLab (the maintained forks, under the same import names)
@@ -33,6 +33,7 @@ setup(
             "onedl-mmsegmentation>=1.4.2",
             "pycocotools>=2.0.8",
         ],
+        "det": ["pycocotools>=2.0.8"],  # detection by torchvision's detectors, without OpenMMLab
         "gen": ["diffusers>=0.30", "torch-fidelity>=0.3"],  # image generation
         "export": ["onnx>=1.16", "onnxscript>=0.1", "onnxruntime>=1.18"],
         # sweeps as jobs; they run with hydra-core 1.3 on Python 3.11
@@ -56,6 +57,7 @@ setup(
         "console_scripts": [
             "vit3-train=vit3.tools.train:main",
             "vit3-eval=vit3.tools.eval:main",
+            "vit3-det=vit3.tools.det:main",
             "vit3-convert=vit3.tools.convert:main",
             "vit3-doctor=vit3.tools.doctor:main",
             "vit3-plan=vit3.tools.plan:main",

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv at the top of the checkout and installs vit3 into it; does nothing when that is done already.
-# Sourced by the other scripts, which find the interpreter in $VIT3_PYTHON.
+# Sourced by the other scripts, which find the interpreter in $VIT3_PYTHON and may set $extras (of setup.py) before.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -27,18 +27,21 @@ find_python() { # $PYTHON if set, else the first that fits
 # small tensors took 0.35 s this way and 5 s without. Has to be set before torch is imported.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
+# .venv/.installed: what it was made from, then the extras that are in it
+extras="${extras:-dev}"
 wanted="$(cat "$root/requirements.txt" "$root/setup.py" | cksum) $root"
-if [ ! -x "$VIT3_PYTHON" ] || [ "$(cat "$venv/.installed" 2>/dev/null)" != "$wanted" ]; then
+there="$([ -x "$VIT3_PYTHON" ] && grep -qxF "$wanted" "$venv/.installed" 2>/dev/null && tail -n 1 "$venv/.installed" || true)"
+if [[ ",$there," != *",$extras,"* ]]; then
     python="$(find_python)"
     if [ ! -x "$VIT3_PYTHON" ] || ! fits "$VIT3_PYTHON"; then
         say "making $venv with $("$python" --version 2>&1)"
         "$python" -m venv --clear "$venv"
     fi
     say "installing vit3 and what it needs into $venv (several minutes the first time; PyTorch is large)"
-    if ! "$VIT3_PYTHON" -m pip install --quiet --disable-pip-version-check -e "$root[dev]" 2>"$venv/pip.log"; then
+    if ! "$VIT3_PYTHON" -m pip install --quiet --disable-pip-version-check -e "$root[$extras]" 2>"$venv/pip.log"; then
         tail -n 5 "$venv/pip.log" >&2
         say "error: the installation failed; is there a network? The whole log is $venv/pip.log; run this script again to go on"
         exit 1
     fi
-    printf '%s\n' "$wanted" >"$venv/.installed"
+    printf '%s\n%s\n' "$wanted" "$extras" >"$venv/.installed"
 fi

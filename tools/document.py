@@ -1,11 +1,14 @@
-"""Write what is generated of the documentation: the README's model table, docs/parity.md and docs/study/costs.md.
+"""Write what is generated of the documentation: tables of models and of detectors, docs/parity.md, docs/study/costs.md.
 
-``python tools/document.py`` writes all; ``--check`` only says whether the README's table is current.
+``python tools/document.py`` writes all; ``--check`` only says whether the README's table is current. The table of
+detectors and segmentors needs OpenMMLab (extra ``mm``) and stays as it is without.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import logging
 import sys
 from dataclasses import dataclass
@@ -27,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
 COSTED = ("table1_loss", "table2_batch_epochs", "table4_inner_model", "table6_residual")  # the paper prints costs there
 PARAMS_M, MACS_G = 0.05, 0.01  # how close, in 10^6 and 10^9; the paper prints two or three digits
-BEGIN, END = "<!-- model table: begin (tools/document.py) -->", "<!-- model table: end -->"
+DENSE_PAGE = ROOT / "docs" / "detection_and_segmentation.md"
 
 
 def model_table() -> str:
@@ -44,11 +47,34 @@ def model_table() -> str:
     return "\n".join(lines)
 
 
-def with_table(readme: str) -> str:
-    """The README with its table replaced by the current one."""
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{model_table()}\n{END}{after}"
+def dense_table() -> str:
+    """One line per recipe of detection and segmentation: counted costs, published costs and scores."""
+    from vit3.openmmlab.cost import count, total_parameters  # needs the extra mm
+
+    lines = ["| config | parameters, counted | published | multiply-adds, counted | published | published scores |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    for name, figures in json.loads((ROOT / "vit3" / "openmmlab" / "published.json").read_text()).items():
+        found = count(CONFIGS / f"{name}.py")
+        params, macs = total_parameters(found) / 1e6, sum(found["macs"].values()) / 1e9
+        printed_params = f"{figures['params_m']} M" if figures else "–"
+        printed_macs = f"{figures['macs_g']:,} G" if figures else "–"
+        scores = figures.get("scores", "ours, no published number")
+        lines.append(f"| [`{name}`](../configs/{name}.py) | {params:.1f} M | {printed_params} | {macs:,.0f} G | "
+                     f"{printed_macs} | {scores} |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def with_table(text: str, what: str = "model") -> str:
+    """A page with its table replaced by the current one.
+
+    Args:
+        what: which table, ``model`` or ``dense``.
+    """
+    begin, end = f"<!-- {what} table: begin (tools/document.py) -->", f"<!-- {what} table: end -->"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    table = model_table() if what == "model" else dense_table()
+    return f"{before}{begin}\n{table}\n{end}{after}"
 
 
 @dataclass(frozen=True)
@@ -126,6 +152,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     (ROOT / "docs" / "study" / "costs.md").write_text(costs_page(cost_rows()), encoding="utf-8")
     logging.info("wrote README.md, docs/parity.md and docs/study/costs.md")
+    if importlib.util.find_spec("mmengine"):
+        DENSE_PAGE.write_text(with_table(DENSE_PAGE.read_text(encoding="utf-8"), "dense"), encoding="utf-8")
+        logging.info("wrote docs/detection_and_segmentation.md")
 
 
 if __name__ == "__main__":

@@ -21,18 +21,11 @@ from vit3.build import build_data, build_model, build_plan, build_tracker, build
 from vit3.cli import overrides, run_tool
 from vit3.config import TrainConfig, typed
 from vit3.doctor import before_first_step
-from vit3.engine.checkpoint import (
-    best_checkpoint,
-    changed_keys,
-    check_resumable,
-    checkpoint_to_resume,
-    load_checkpoint,
-    run_of,
-    set_aside_later,
-)
+from vit3.engine.checkpoint import best_checkpoint, check_resumable, checkpoint_to_resume, load_checkpoint, run_of
 from vit3.engine.distributed import Processes, start_processes
 from vit3.engine.groups import parameter_rows
 from vit3.engine.predict import predict_sample
+from vit3.engine.resuming import announce_resume, open_run
 from vit3.engine.run_folder import RunFolder
 from vit3.engine.sharding import is_sharded, whole
 from vit3.engine.train import Trainer
@@ -73,11 +66,12 @@ def train(cfg: DictConfig) -> None:
             print_groups(model, trainer.updater.optimizer)
         return
     before_first_step(run_cfg, model, facts, processes, place)
-    run = processes.on_main(lambda: open_run(run_cfg, composed, place))
+    default = f"{run_cfg.model.name}-{run_cfg.mixer.name}-{run_cfg.data.name}"
+    run = processes.on_main(lambda: open_run(run_cfg, default, composed, overrides(), place))
     announce(run_cfg, run, facts, processes)
     if state is not None:
         trainer.resume(state)
-        announce_resume(run_cfg, place, state, facts, processes)
+        announce_resume(place, state, dataclasses.asdict(run_cfg), len(data.train), processes)
         del state  # as large as model and optimiser together
     summary = trainer.fit(
         run,
@@ -102,20 +96,6 @@ class Curves:
 def draw_curves(run: RunFolder) -> None:
     """Curves over all epochs so far."""
     plot_curves(run / "metrics.jsonl", run / "curves.png", run.path.name)
-
-
-def open_run(cfg: TrainConfig, composed: str, place: str | None) -> RunFolder:
-    """The run folder: that of the checkpoint to resume, or a new one; the configuration is saved as composed."""
-    if place is None:
-        default = f"{cfg.model.name}-{cfg.mixer.name}-{cfg.data.name}"
-        run = RunFolder.create(cfg.output, cfg.name, default, again=cfg.resume == "auto")
-    else:
-        run = RunFolder(run_of(Path(place)))
-        with run.writing():
-            set_aside_later(run.path, Path(place))
-    with run.writing():
-        run.write_start(composed, overrides())
-    return run
 
 
 def announce(cfg: TrainConfig, run: RunFolder, facts: dict, processes: Processes) -> None:
@@ -144,27 +124,6 @@ def announce(cfg: TrainConfig, run: RunFolder, facts: dict, processes: Processes
             "recipe's score was reached with %d; engine.max_per_process=N keeps it on fewer or smaller devices",
             facts["global_batch"], cfg.engine.recipe_batch, cfg.engine.recipe_batch,
         )  # fmt: skip
-
-
-def announce_resume(cfg: TrainConfig, place: str, state: dict, facts: dict, processes: Processes) -> None:
-    """Say where the run goes on and what is different from before."""
-    logger.info(
-        f"resumed      {place}: {state['updates']:,} updates done, epoch {state['epoch'] + 1} "
-        f"at image {state['position']:,}"
-    )
-    if processes.main and state["world_size"] != processes.world_size:
-        logger.warning(
-            "the run had %d processes and now has %d: the epoch goes on with the images that are left of it",
-            state["world_size"], processes.world_size,
-        )  # fmt: skip
-    if processes.main and state["position"] and state["train_images"] != facts["train_images"]:
-        logger.warning(
-            "the run had %d training images and now has %d: this epoch goes on in another order, in which some of the "
-            "images come again",
-            state["train_images"], facts["train_images"],
-        )  # fmt: skip
-    for change in changed_keys(state, dataclasses.asdict(cfg)) if processes.main else ():
-        logger.warning("changed since the checkpoint: %s", change)
 
 
 def print_groups(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -37,6 +37,8 @@ _QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra.job.chdir=false"
 # Launchers keep their own files (what was submitted, what it printed) beside the run folders.
 _QUIET_SWEEP = ("hydra.sweep.dir=${output}/.jobs", "hydra.sweep.subdir=.", "hydra/hydra_logging=none")
 
+_INTERRUPTED = UserError("stopped; resume=RUN_FOLDER goes on from its last checkpoint, if there is one")
+
 
 def run_tool(
     main: Callable[[DictConfig], None], *, config_name: str, schema: type, configs: Path, cells: bool = False
@@ -73,6 +75,19 @@ def run_tool(
     if "hydra/launcher" not in given:
         return start()
     _start_by_launcher(start)
+
+
+def run_command(action: Callable[[], None]) -> None:
+    """Run the work of a tool that Hydra does not start, with what every tool does around it."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+    try:
+        action()
+    except (UserError, Interrupted) as error:
+        _stop(error, *((error.code, "") if isinstance(error, Interrupted) else ()))
+    except KeyboardInterrupt:
+        _stop(_INTERRUPTED, code=130)
+    finally:
+        stop_processes()
 
 
 def _start_sweep(start: Callable[[], None], launch: Launch, given: set[str]) -> int:
@@ -134,7 +149,7 @@ class _Job:
                 raise  # a worker of Ray must not exit; its launcher hands the error to the command that started it
             _stop(error, *((error.code, "") if isinstance(error, Interrupted) else ()))
         except KeyboardInterrupt:
-            _stop(UserError("stopped; resume=RUN_FOLDER goes on from its last checkpoint, if there is one"), code=130)
+            _stop(_INTERRUPTED, code=130)
         except Exception:
             if launcher != "submitit":
                 raise

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -287,7 +289,7 @@ def typed(cfg: DictConfig, schema: type) -> Any:
         raise UserError(f"{getattr(error, 'full_key', None) or 'config'}: {reason}") from error
     except ValueError as error:  # what a frozen part says of its values
         raise UserError(str(error)) from error
-    _check_values(run)
+    check_values(run, _CHOICES, _RANGES, _LENGTHS)
     return run
 
 
@@ -328,8 +330,14 @@ def known_keys(schema: type, prefix: str = "") -> list[str]:
 
 
 def _dataclass_of(field, schema):
-    kind = globals().get(field.type) if isinstance(field.type, str) else field.type
+    kind = _types(schema)[field.name]
     return kind if dataclasses.is_dataclass(kind) else None
+
+
+@functools.cache
+def _types(schema: type) -> dict[str, Any]:
+    """Types of the fields, their names looked up where the schema (or what it inherits from) is defined."""
+    return get_type_hints(schema)
 
 
 def _check_keys(plain: dict, schema: type, prefix: str) -> None:
@@ -344,13 +352,19 @@ def _check_keys(plain: dict, schema: type, prefix: str) -> None:
         raise UserError(f"{prefix}{name} is missing from the configuration")
 
 
-def _check_values(run) -> None:
-    for key, allowed in _CHOICES.items():
+def check_values(run, choices: Mapping[str, tuple], ranges: Mapping[str, tuple], lengths: Mapping[str, int]) -> None:
+    """Raise a UserError where a value is not what its dotted key allows; keys that ``run`` lacks are passed over.
+
+    Args:
+        choices: the values allowed. ranges: lowest and highest, both included, None = no bound.
+        lengths: how many numbers a list must have, all positive.
+    """
+    for key, allowed in choices.items():
         value = _look_up(run, key)
         if value is not _ABSENT and value not in allowed:
             names = ", ".join("null" if choice is None else str(choice) for choice in allowed)
             raise UserError(f"{key}={value} is not allowed; use one of: {names}")
-    for key, (low, high) in _RANGES.items():
+    for key, (low, high) in ranges.items():
         value = _look_up(run, key)
         if value is _ABSENT or value is None:
             continue
@@ -358,7 +372,7 @@ def _check_values(run) -> None:
             bounds = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
             raise UserError(f"{key}={value} is not allowed; it must be {bounds}")
 
-    for key, length in _LENGTHS.items():
+    for key, length in lengths.items():
         value = _look_up(run, key)
         if value is not _ABSENT and (len(value) != length or not all(v > 0 for v in value)):
             raise UserError(f"{key}={value} is not allowed; it must be a list of {length} positive numbers")

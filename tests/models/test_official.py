@@ -1,5 +1,6 @@
 """Key maps to and from the authors' checkpoints, and the conversion of their files."""
 
+import json
 import sys
 
 import pytest
@@ -7,11 +8,12 @@ import timm
 import torch
 from safetensors import safe_open
 
-from tests.helpers import same_dict
+from tests.helpers import GOLDEN, same_dict
 from tests.models.official_files import OFFICIAL, official_shapes, official_weights, save_official
 from tools import convert as convert_tool
 from vit3.layers.rope import RoPE2d
 from vit3.models import MODEL_NAMES
+from vit3.models.dense import DenseHViT3
 from vit3.models.official import convert, from_official, to_official
 from vit3.models.weights import WeightsError, read_tensors
 
@@ -163,3 +165,23 @@ def test_command(tmp_path, monkeypatch, capsys):
 
 def test_every_model_has_an_official_name():
     assert tuple(OFFICIAL) == MODEL_NAMES
+
+
+def test_dense(tmp_path):
+    """The authors' detection backbone: there and back, and out of a whole detector's file by itself."""
+    shapes = json.loads((GOLDEN / "dense_state_dict.json").read_text())["vittt_tiny"]
+    weights = {k: torch.empty(s, device="meta") for k, s in shapes.items()}
+    ours = from_official(weights, "h_vit3_tiny_dense")
+    with torch.device("meta"):
+        model = DenseHViT3("tiny")
+    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in model.state_dict().items()}
+    weights = {k: torch.randn(s) if s else torch.tensor(0) for k, s in shapes.items()}
+    again = to_official(from_official(weights, "h_vit3_tiny_dense"), "h_vit3_tiny_dense")
+    assert {k: tuple(v.shape) for k, v in again.items()} == {k: tuple(s) for k, s in shapes.items()}
+    detector = {f"backbone.{k}": v for k, v in weights.items()} | {"neck.conv.weight": torch.ones(2)}
+    torch.save({"meta": {"epoch": 12}, "state_dict": detector}, tmp_path / "detector.pth")
+    report = convert(tmp_path / "detector.pth", tmp_path / "ours.safetensors")
+    assert not report.missing and len(report.matched) == len(ours)
+    with safe_open(tmp_path / "ours.safetensors", "pt") as file:
+        assert file.metadata()["model"] == "h_vit3_tiny_dense"
+    assert same_dict(read_tensors(tmp_path / "ours.safetensors"), {k: weights[k] for k in ours})

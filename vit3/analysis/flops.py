@@ -8,6 +8,7 @@ the inner training. :func:`counted_macs` runs the network under PyTorch's own co
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,21 @@ def count_macs(model: nn.Module, img_size: tuple[int, int] | list[int], layer_no
 
 def macs_by_part(model: nn.Module, img_size: tuple[int, int] | list[int], layer_norms: bool = False) -> dict[str, int]:
     """Multiply-adds of every counted layer and mixer by its name, in the order of the model; as :func:`count_macs`."""
+
+    def run(model: nn.Module) -> None:
+        model(torch.empty(1, getattr(model, "in_chans", 3), *img_size, device="meta"))
+
+    return macs_of_run(model, run, layer_norms)
+
+
+def macs_of_run(model: nn.Module, run: Callable[[nn.Module], object], layer_norms: bool = False) -> dict[str, int]:
+    """As :func:`macs_by_part`, of whatever ``run`` does with the model.
+
+    Args:
+        run: gets a copy of the model on the meta device, in evaluation mode; for networks that do not map one image
+            to one result, such as detectors.
+        layer_norms: as in :func:`count_macs`.
+    """
     model = copy.deepcopy(model).to("meta").eval()
     mixers = [module for module in model.modules() if hasattr(module, "macs")]
     inside = {part for mixer in mixers for part in mixer.modules()} - set(mixers)
@@ -53,10 +69,12 @@ def macs_by_part(model: nn.Module, img_size: tuple[int, int] | list[int], layer_
             add(name, lambda module, inputs, output: output.numel() * module.in_features)
         elif isinstance(module, nn.Conv2d):
             add(name, lambda module, inputs, output: output.numel() * module.weight[0].numel())
+        elif isinstance(module, nn.ConvTranspose2d):  # each input value meets all weights of its channel
+            add(name, lambda module, inputs, output: inputs[0].numel() * module.weight[0].numel())
         elif layer_norms and isinstance(module, nn.LayerNorm):
             add(name, lambda module, inputs, output: output.numel() * _PER_NORMALISED)
     with torch.no_grad():
-        model(torch.empty(1, getattr(model, "in_chans", 3), *img_size, device="meta"))
+        run(model)
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
     return dict(sorted(found.items(), key=lambda item: order[item[0]]))
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import vit3
 from vit3.layers.rope import RoPE2d
+from vit3.models.dense import DenseHViT3
 from vit3.models.official import from_official
 
 COMMIT = "e3477587"  # of the authors' repository
@@ -161,22 +162,18 @@ def dense_rows(folder: Path) -> Iterator[Row]:
     """The four maps of the detection backbone, each through its own LayerNorm, at two image sizes."""
     golden = load_file(folder / "dense.safetensors")
     for official, shapes in _read(folder, "dense_state_dict.json").items():
-        weights = weights_by_rule(shapes)
-        name = f"h_{_ours(official)}"
-        model = timm.create_model(name, num_classes=0).eval()
-        model.load_state_dict({k: weights.get(k, x) for k, x in model.state_dict().items()})  # they have no final norm
+        arch = official.split("_")[1]
+        model = DenseHViT3(arch).eval()
+        model.load_state_dict(from_official(weights_by_rule(shapes), f"h_vit3_{arch}_dense"))
         for size in sorted({key.split(".")[1] for key in golden if key.startswith(official)}):
-            x = image((1, 3, *map(int, size.split("x"))), 3)
             with torch.no_grad():
-                maps = model.forward_intermediates(x, intermediates_only=True)
+                maps = model(image((1, 3, *map(int, size.split("x"))), 3))
             for i, y in enumerate(maps):
-                norm = weights[f"norm{i}.weight"], weights[f"norm{i}.bias"]
-                y = F.layer_norm(y.permute(0, 2, 3, 1), y.shape[1:2], *norm).permute(0, 3, 1, 2)
                 shape, mean, sample = (golden[f"{official}.{size}.out{i}.{k}"] for k in ("shape", "mean_abs", "sample"))
                 ours = y.flatten()[:: max(1, y.numel() // 512)][:512]
                 error = max(relative_error(ours, sample), relative_error(y.abs().mean(), mean))
                 error = error if [*y.shape] == shape.tolist() else math.inf
-                yield Row(f"{name} at {size}: map {i}", error, MODEL_BOUND)
+                yield Row(f"h_vit3_{arch} at {size}: map {i}", error, MODEL_BOUND)
 
 
 def check_all(folder: str | Path) -> list[Row]:

@@ -76,13 +76,13 @@ def build_trained(options: TrainedConfig, complete: Callable[[dict], DictConfig]
         img_size=d.img_size,
     )
     model = build_model(cfg, images.classes)
-    kind = _chosen_weights(state, options.weights, path)
+    kind = chosen_weights(state, options.weights, path)
     model.load_state_dict(state["state_dict_ema" if kind == "ema" else "state_dict"])
     batch = options.batch_size or max(1, min(_MAX_BATCH, cfg.engine.batch_size // processes.world_size))
-    return Trained(path, cfg, model.to(processes.device), kind, _saved(state), images, batch)
+    return Trained(path, cfg, model.to(processes.device), kind, saved_when(state), images, batch)
 
 
-def _saved(state: dict) -> str:
+def saved_when(state: dict) -> str:
     """When the weights were saved: best ones at the end of an epoch, others anywhere."""
     if "optimizer" not in state or state["position"]:
         part = "" if "optimizer" not in state else f" after {state['position']:,} images"
@@ -90,7 +90,7 @@ def _saved(state: dict) -> str:
     return f"epoch {state['epoch']}"
 
 
-def _chosen_weights(state: dict, wanted: str, path: Path) -> str:
+def chosen_weights(state: dict, wanted: str, path: Path, score: str = "top1") -> str:
     """``raw`` or ``ema``; ``auto`` is the kind that is there, or of both the one that gave the best score."""
     kinds = [kind for kind, key in (("raw", "state_dict"), ("ema", "state_dict_ema")) if key in state]
     if wanted != "auto":
@@ -98,4 +98,4 @@ def _chosen_weights(state: dict, wanted: str, path: Path) -> str:
             raise UserError(f"weights={wanted}, but {path} holds {' and '.join(kinds)} weights; use weights={kinds[0]}")
         return wanted
     known = [kind for kind in kinds if kind in state.get("best", {})]
-    return max(known or kinds[:1], key=lambda kind: state["best"][kind]["top1"] if known else 0)
+    return max(known or kinds[:1], key=lambda kind: state["best"][kind][score] if known else 0)

@@ -71,11 +71,17 @@ def build_task(cfg: TrainConfig, model: nn.Module, derived: Derived, processes: 
             shard(task.trainable_module_ema.module, processes.device)
     if e.compile:
         task.compile()
-    if processes.distributed and not sharded:
+    if not sharded:
+        distribute(task, processes)
+    return task
+
+
+def distribute(task: TrainingTask, processes: Processes) -> None:
+    """Let several processes share the gradients of a task (DDP); alone, nothing happens."""
+    if processes.distributed:
         ids = [processes.device] if processes.device.type == "cuda" else None
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")  # of dimensions of length 1
         task.prepare_distributed(device_ids=ids, gradient_as_bucket_view=True, **_OWN_BUFFERS)
-    return task
 
 
 def build_optimizer(cfg: TrainConfig, model: nn.Module, derived: Derived) -> torch.optim.Optimizer:
@@ -95,8 +101,11 @@ def build_optimizer(cfg: TrainConfig, model: nn.Module, derived: Derived) -> tor
         raise UserError(f"optim.opt={o.opt} cannot be built: {error}") from error
 
 
-def build_schedule(cfg: TrainConfig, optimizer: torch.optim.Optimizer, derived: Derived):
+def build_schedule(cfg: TrainConfig, optimizer: torch.optim.Optimizer, derived: Derived, **options):
     """timm's schedule per update; the warm-up lies inside the epochs.
+
+    Args:
+        options: more of :func:`timm.scheduler.create_scheduler_v2`.
 
     Raises:
         UserError: no epoch is left after the warm-up.
@@ -115,6 +124,7 @@ def build_schedule(cfg: TrainConfig, optimizer: torch.optim.Optimizer, derived: 
         min_lr=derived.min_lr,
         step_on_epochs=False,
         updates_per_epoch=derived.updates_per_epoch,
+        **options,
     )
     return schedule
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 from timm.data import create_transform
@@ -27,16 +28,20 @@ class TrainLoader:
     Args:
         dataset: its ``transform`` is set here; map-style, or a stream (:class:`torch.utils.data.IterableDataset`).
         plan: what is read when. rank: number of this process.
-        prefetch: makes timm's loader of device batches out of a loader of CPU batches.
-        transform: of one image. workers: loader processes.
+        prefetch: makes a loader of device batches (timm's, or another) out of a loader of CPU batches.
+        transform: of one image, or of image and target together. workers: loader processes.
+        collate: makes a CPU batch of what the data set gives for its images.
     """
 
-    def __init__(self, dataset: Dataset, plan: BatchPlan, rank: int, *, prefetch, transform, workers: int, **options):
+    def __init__(
+        self, dataset: Dataset, plan: BatchPlan, rank: int, *, prefetch, transform, workers: int,
+        collate=fast_collate, **options,
+    ):  # fmt: skip
         dataset.transform = transform
         self.plan, self.rank = plan, rank
         self.streamed = isinstance(dataset, IterableDataset)
-        self._dataset, self._prefetch, self._side_stream = dataset, prefetch, None
-        options |= dict(num_workers=workers, collate_fn=fast_collate, worker_init_fn=_outlive_signals)
+        self._dataset, self._prefetch, self._side_stream, self._collate = dataset, prefetch, None, collate
+        options |= dict(num_workers=workers, collate_fn=collate, worker_init_fn=outlive_signals)
         if self.streamed:
             self._loader = DataLoader(dataset, batch_size=_stream_batch(plan), drop_last=True, **options)
         else:
@@ -44,8 +49,8 @@ class TrainLoader:
             options |= dict(persistent_workers=workers > 0)  # what they draw depends on no state of theirs
             self._loader = DataLoader(self._dataset, batch_sampler=self._keys, **options)
 
-    def epoch(self, epoch: int, position: int = 0) -> Iterator[tuple[Share, Tensor, Tensor]]:
-        """Shares with their images (b, C, H, W) and labels (b,) on the device.
+    def epoch(self, epoch: int, position: int = 0) -> Iterator[tuple[Share, Any, Any]]:
+        """Shares with their images and targets on the device: (b, C, H, W) and labels (b,), or what was collated.
 
         Args:
             epoch: number of the epoch. position: images of it that were used before, in all processes together.
@@ -57,15 +62,17 @@ class TrainLoader:
         for share, (images, target) in zip(shares, batches):
             yield share, images, target
 
-    def load(self, epoch: int, share: Share) -> tuple[Tensor, Tensor]:
+    def load(self, epoch: int, share: Share) -> tuple[Any, Any] | None:
         """Read one share again, exactly as :meth:`epoch` gave it; None where the data is a stream."""
         if self.streamed:
             return None
-        batch = fast_collate([self._dataset[(epoch, index)] for index in share.images])
+        batch = self._collate([self._dataset[(epoch, index)] for index in share.images])
         return next(iter(self._device_batches([batch], epoch, [share])))
 
     def _device_batches(self, loader, epoch: int, shares: list[Share]):
         device_loader = self._prefetch(loader)
+        if not isinstance(device_loader, PrefetchLoader):
+            return device_loader
         if device_loader.is_cuda:  # one stream for all epochs: freed memory of another stream would stay reserved
             self._side_stream = self._side_stream or torch.cuda.Stream(device=device_loader.device)
             device_loader.stream = self._side_stream
@@ -140,7 +147,7 @@ class _SeededErasing:
         return self._erasing(images)
 
 
-def _outlive_signals(worker: int) -> None:
+def outlive_signals(worker: int) -> None:
     """Let a loader process ignore signals to stop, which SLURM and terminals send to it too.
 
     The training process obeys them and needs its batches until it has saved; its own SIGTERM still ends the loader.
@@ -210,6 +217,6 @@ def make_eval_loader(
     sampler = OrderedDistributedSampler(dataset, num_replicas=world_size, rank=rank)
     loader = DataLoader(
         dataset, batch_size, sampler=sampler, num_workers=workers, collate_fn=fast_collate,
-        worker_init_fn=_outlive_signals, pin_memory=device.type == "cuda",
+        worker_init_fn=outlive_signals, pin_memory=device.type == "cuda",
     )  # fmt: skip
     return PrefetchLoader(loader, channels=in_chans, device=device, **normalise)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from vit3.engine.run_place import Score
 from vit3.errors import UserError
 from vit3.files import replacing
 
@@ -124,27 +125,27 @@ def best_checkpoint(run: Path) -> Path:
     return files.get(weights, next(iter(files.values())))
 
 
-def kept_best(run: Path, best: dict[str, Any]) -> dict[str, Any]:
+def kept_best(run: Path, best: dict[str, Any], score: Score) -> dict[str, Any]:
     """Of the best scores in a checkpoint those whose weights are still in the run folder.
 
     Files of other weights, left by updates after the checkpoint, are kept under another name: the next epoch is then
     the best so far.
 
     Args:
-        best: epoch and top-1 by kind of weights, as in the checkpoint.
+        best: epoch and score by kind of weights, as in the checkpoint.
     """
     kept = {}
-    for weights, score in best.items():
+    for weights, reached in best.items():
         path = run / f"best_{weights}.pt"
         try:
-            if load_checkpoint(path)["epoch"] == score["epoch"]:
-                kept[weights] = score
+            if load_checkpoint(path)["epoch"] == reached["epoch"]:
+                kept[weights] = reached
                 continue
         except UserError:
             pass
         logger.warning(
-            "the best %s weights (epoch %d, top-1 %.2f %%) are not in %s; the next epoch counts as the best so far",
-            weights, score["epoch"] + 1, score["top1"], path,
+            "the best %s weights (epoch %d, %s %s) are not in %s; the next epoch counts as the best so far",
+            weights, reached["epoch"] + 1, score.title, score.text(reached[score.name]).strip(), path,
         )  # fmt: skip
         if path.exists():
             path.rename(path.with_suffix(".pt.superseded"))
@@ -194,25 +195,27 @@ def config_hash(config: dict[str, Any]) -> str:
 
 
 # What must be equal for a checkpoint to go on; paths, schedules and precision of bfloat16 or float32 may change.
-_SAME_RUN = {
-    "data": ("name", "img_size", "in_chans"),
-    "model": ("name", "kwargs", "freeze"),
-    "mixer": ("name",),
-    "inner": ("lr", "scale"),
-    "task": ("name",),
-    "optim": ("opt", "decay_inner", "layer_decay"),
-    "engine": ("seed",),
-}
+_SAME_RUN = (
+    "data.name", "data.img_size", "data.in_chans", "model.name", "model.kwargs", "model.freeze", "mixer.name",
+    "inner.lr", "inner.scale", "task.name", "optim.opt", "optim.decay_inner", "optim.layer_decay", "engine.seed",
+)  # fmt: skip
 _ANY_TIME = ("resume", "name", "output", "print_groups")  # say nothing about how a run goes on
 
 
 def check_resumable(
-    state: dict[str, Any], config: dict[str, Any], classes: tuple[str, ...], run: Path | None = None
+    state: dict[str, Any],
+    config: dict[str, Any],
+    classes: tuple[str, ...],
+    run: Path | None = None,
+    *,
+    same: tuple[str, ...] = _SAME_RUN,
+    root: str = "data.root",
 ) -> None:
     """Make sure that a checkpoint belongs to the run that ``config`` (the whole configuration) describes.
 
     Args:
         run: its folder. A run that was stopped after its last checkpoint goes on, to write what is not there.
+        same: keys whose values must be equal. root: the key that says where the data is.
 
     Raises:
         UserError: another model, mixer, inner step, task, optimiser, seed or data; or nothing is left to train.
@@ -220,19 +223,16 @@ def check_resumable(
     what = f"resume={config['resume']}"
     if "optimizer" not in state:
         raise UserError(f"{what} holds weights alone; resume the run folder, or start from it by model.checkpoint=FILE")
-    for group, keys in _SAME_RUN.items():
-        for key in keys:
-            here, there = config[group][key], state["config"].get(group, {}).get(key)
-            if here != there:
-                raise UserError(
-                    f"{what}: {group}.{key} is {here} here and {there} in the run; give the run's own value"
-                )
+    for key in same:
+        here, there = (_value(c, key) for c in (config, state["config"]))
+        if here != there:
+            raise UserError(f"{what}: {key} is {here} here and {there} in the run; give the run's own value")
     scaled = [cfg["engine"]["amp"] == "float16" for cfg in (config, state["config"])]
     if scaled[0] != scaled[1]:
         raise UserError(f"{what}: engine.amp={config['engine']['amp']} here and {state['config']['engine']['amp']} "
                         "in the run; float16 has a loss scale, so it cannot begin or end within a run")  # fmt: skip
     if list(classes) != state["classes"]:
-        raise UserError(f"{what}: data.root={config['data']['root']} has other classes than the run was trained on")
+        raise UserError(f"{what}: {root}={_value(config, root)} has other classes than the run was trained on")
     left = state["epoch"] < config["engine"]["epochs"]
     if not left and (run is None or state["epoch"] > config["engine"]["epochs"] or _complete(run, state["epoch"])):
         raise UserError(f"{what}: {state['epoch']} epochs are done already; set engine.epochs higher to go on")
@@ -252,6 +252,13 @@ def changed_keys(state: dict[str, Any], config: dict[str, Any]) -> list[str]:
     here, there = (_flat(c) for c in (config, state["config"]))
     keys = [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]
     return [f"{key}: {there.get(key)} -> {here.get(key)}" for key in keys if key.split(".")[0] not in _ANY_TIME]
+
+
+def _value(config: dict[str, Any], key: str) -> Any:
+    """The value of a dotted key; None where there is none."""
+    for name in key.split("."):
+        config = (config or {}).get(name)
+    return config
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

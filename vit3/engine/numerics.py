@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 
 from timm.task import TrainingTask
@@ -10,7 +10,7 @@ from timm.utils import unwrap_model
 from torch import Tensor, nn
 
 
-def first_nonfinite(task: TrainingTask, images: Tensor, loss_of: Callable[[], Tensor]) -> str | None:
+def first_nonfinite(task: TrainingTask, images: Tensor | list[Tensor], loss_of: Callable[[], Tensor]) -> str | None:
     """Name the first module, in order of computation, whose result is not finite although what it was given is.
 
     Args:
@@ -21,7 +21,7 @@ def first_nonfinite(task: TrainingTask, images: Tensor, loss_of: Callable[[], Te
         A phrase for a sentence, or None if everything is finite this time.
     """
     model = unwrap_model(task.get_trainable_module())
-    if not _finite(images):
+    if not all(map(_finite, _tensors(images))):
         return "the images themselves are not finite"
     for name, parameter in model.named_parameters():
         if not _finite(parameter.detach()):
@@ -83,6 +83,8 @@ def _watching(model: nn.Module):
 def _tensors(tree) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
     if isinstance(tree, (tuple, list)):
         return [value for item in tree for value in _tensors(item)]
     return []

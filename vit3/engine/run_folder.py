@@ -22,6 +22,8 @@ from vit3.files import replacing
 class RunFolder:
     """Files of one run: configuration, environment, ``metrics.jsonl``, ``summary.json``, checkpoints and plots."""
 
+    config_name = "config.yaml"
+
     def __init__(self, path: Path):
         self.path = path
 
@@ -45,7 +47,7 @@ class RunFolder:
         try:
             if name is None:
                 path = _make_free(path)
-            elif (path / "config.yaml").exists() and not again:
+            elif (path / cls.config_name).exists() and not again:
                 raise UserError(f"name={name}: {path} holds a run already; add resume={path}, or choose another name")
             path.mkdir(parents=True, exist_ok=True)
             probe = path / ".write-test"
@@ -63,11 +65,11 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"{self.path} cannot be written ({error}); free space and resume={self.path}") from error
 
-    def write_start(self, config_yaml: str, overrides: list[str]) -> None:
+    def write_start(self, config: str, overrides: list[str]) -> None:
         """Save the configuration as composed; add to ``environment.json`` where and how the run was (re)started."""
         starts = json.loads((self / "environment.json").read_text()) if (self / "environment.json").exists() else []
-        if not (self / "config.yaml").exists():
-            (self / "config.yaml").write_text(config_yaml)
+        if not (self / self.config_name).exists():
+            (self / self.config_name).write_text(config)
         self.write_json("environment.json", [*starts, {"command": [sys.argv[0], *overrides], **environment()}])
 
     def write_json(self, name: str, value: Any) -> None:

@@ -18,7 +18,7 @@ from vit3.engine.evaluate import evaluate
 from vit3.engine.profiling import Profile
 from vit3.engine.progress import progress
 from vit3.engine.run_folder import RunFolder
-from vit3.engine.run_place import RunPlace, epoch_line
+from vit3.engine.run_place import RunPlace, Score, epoch_line
 from vit3.engine.sharding import load_model, load_optimizer, whole
 from vit3.engine.signals import StopRequest, stop_requests
 from vit3.engine.update import Counts, NotFinite, Outcome, Updater
@@ -43,6 +43,8 @@ class Trainer:
         facts: what ``summary.json`` carries along (derived numbers, sizes).
         bad_images: number of images skipped by this process so far.
         profile_updates: time so many updates at the start.
+        evaluate: gives the scores of a model, by the signature of :func:`vit3.engine.evaluate.evaluate`.
+        score: which of them decides what is best.
     """
 
     updater: Updater
@@ -58,6 +60,8 @@ class Trainer:
     facts: dict[str, Any] = field(default_factory=dict)
     bad_images: Callable[[], int] = lambda: 0
     profile_updates: int = 0
+    evaluate: Callable[..., dict[str, float] | None] = evaluate
+    score: Score = Score()
 
     def __post_init__(self):
         self.place = RunPlace()
@@ -136,14 +140,14 @@ class Trainer:
             scores = self._evaluate_all(run, stop, started)
             place.seconds += time.perf_counter() - started
             record = self._record(rate, scores)
-            improved = place.note_best(record)
+            improved = place.note_best(record, self.score)
             place.epoch, place.position, place.record = place.epoch + 1, 0, record
             place.loss_sums, place.images = {}, 0
             self._finish_epoch(run, record, improved)
             if tracker:
                 tracker.log(record["updates"], record)
             if self.processes.main:
-                logger.info(epoch_line(record, self.epochs, self.place.better()))
+                logger.info(epoch_line(record, self.epochs, self.place.better(self.score), self.score))
                 try:
                     after_epoch()
                 except Exception as error:  # whatever becomes of a picture, training goes on
@@ -155,7 +159,7 @@ class Trainer:
         place = self.place
         with run.writing():
             run.rewind(place.epoch, self.updater.counts.updates, place.record)
-            best = kept_best(run.path, place.best)
+            best = kept_best(run.path, place.best, self.score)
             if place.epoch >= self.epochs:  # stopped between the last checkpoint and its numbers
                 place.best = best
                 run.write_json("summary.json", self._summary())
@@ -228,7 +232,7 @@ class Trainer:
         for prefix, ema in (("val", False), ("val_ema", True)):
             if ema and not self.task.has_ema():
                 continue
-            result = evaluate(
+            result = self.evaluate(
                 self.task.get_eval_model(ema=ema),
                 self.val_loader,
                 self.processes,
@@ -256,7 +260,7 @@ class Trainer:
 
     def _summary(self) -> dict[str, Any]:
         return {
-            "best": self.place.better(),
+            "best": self.place.better(self.score),
             "best_of_each": self.place.best,
             "last": self.place.record,
             "epochs": self.epochs,

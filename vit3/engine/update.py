@@ -29,6 +29,7 @@ from vit3.seeding import Purpose, seed_everything
 logger = logging.getLogger(__name__)
 
 Flags = Callable[[], list[float]]
+Batch = Tensor | list  # of one size, or of as many as there are images
 
 
 class NotFinite(UserError):
@@ -104,7 +105,7 @@ class Updater:
         self._passes: list[Share] = []
         self._losses: dict[str, Tensor] = {}
 
-    def run(self, epoch: int, share: Share, images: Tensor, target: Tensor, flags: Flags = list) -> Outcome | None:
+    def run(self, epoch: int, share: Share, images: Batch, target: Batch, flags: Flags = list) -> Outcome | None:
         """One forward and backward pass; with the last of an update also its optimiser step.
 
         Args:
@@ -131,7 +132,7 @@ class Updater:
                 self._losses[name] = self._losses[name] + part if name in self._losses else part
         return self._step(epoch, flags) if share.last else None
 
-    def _forward(self, epoch: int, share: Share, images: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def _forward(self, epoch: int, share: Share, images: Batch, target: Batch) -> dict[str, Tensor]:
         seed_everything(self.seed, Purpose.STEP, epoch, share.start)
         if self.mix is not None:
             images, target = self.mix(images, target)

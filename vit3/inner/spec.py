@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 # OmegaConf reads these annotations at run time, hence typing's spelling.
 
@@ -99,6 +100,13 @@ def _check_values(spec: ModelSpec) -> None:
     for name in _SWITCHES:
         if not isinstance(getattr(spec, name, False), bool):
             raise ValueError(f"inner.{name}={getattr(spec, name)!r} is not allowed; use true or false")
+
+
+def _from_values(spec: type, values: Mapping[str, Any]) -> Any:
+    known = [field.name for field in dataclasses.fields(spec)]
+    if unknown := [name for name in values if name not in known]:
+        raise ValueError(f"inner.{unknown[0]} is no knob of the inner problem; use one of: {', '.join(known)}")
+    return spec(**values)
 
 
 @dataclass(frozen=True)
@@ -214,6 +222,18 @@ class InnerSpec(ModelSpec):
     max_norm: float = 1.0
     renormalise: bool = False
     control: str = "none"
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> InnerSpec:
+        """From plain values by name, those of ``beside`` too.
+
+        Raises:
+            ValueError: no such knob, or a value that is not allowed.
+        """
+        values = dict(values)
+        if "beside" in values:
+            values["beside"] = tuple(_from_values(BranchSpec, branch) for branch in values["beside"])
+        return _from_values(cls, values)
 
     def __post_init__(self):
         super().__post_init__()

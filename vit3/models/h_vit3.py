@@ -210,26 +210,32 @@ class HViT3(Backbone):
 default_cfgs = published_cfgs(("h_vit3_tiny", "h_vit3_small", "h_vit3_base"), first_conv="patch_embed.conv.0.conv")
 
 
-def _h_vit3(name: str, pretrained: bool, **kwargs) -> HViT3:
-    return build(HViT3, name, pretrained, feature_cfg=dict(out_indices=(0, 1, 2, 3), feature_cls="getter"), **kwargs)
+# Widths, depths and heads of the stages (paper, table 12)
+ARCHS = {
+    "tiny": dict(dims=(64, 128, 320, 512), depths=(1, 3, 9, 4), num_heads=(2, 4, 10, 16)),
+    "small": dict(dims=(64, 128, 320, 512), depths=(2, 6, 18, 8), num_heads=(2, 4, 10, 16)),
+    "base": dict(dims=(96, 192, 448, 640), depths=(2, 6, 18, 8), num_heads=(3, 6, 14, 20)),
+}
+
+
+def _h_vit3(arch: str, pretrained: bool, **kwargs) -> HViT3:
+    feature_cfg = dict(out_indices=(0, 1, 2, 3), feature_cls="getter")
+    return build(HViT3, f"h_vit3_{arch}", pretrained, feature_cfg=feature_cfg, **{**ARCHS[arch], **kwargs})
 
 
 @register_model
 def h_vit3_tiny(pretrained: bool = False, **kwargs) -> HViT3:
     """H-ViT³-T: 28.70 M parameters, 4.9 G multiply-adds at 224²."""
-    shape = dict(dims=(64, 128, 320, 512), depths=(1, 3, 9, 4), num_heads=(2, 4, 10, 16))
-    return _h_vit3("h_vit3_tiny", pretrained, **dict(shape, **kwargs))
+    return _h_vit3("tiny", pretrained, **kwargs)
 
 
 @register_model
 def h_vit3_small(pretrained: bool = False, **kwargs) -> HViT3:
     """H-ViT³-S: 54.36 M parameters, 8.8 G multiply-adds at 224²."""
-    shape = dict(dims=(64, 128, 320, 512), depths=(2, 6, 18, 8), num_heads=(2, 4, 10, 16))
-    return _h_vit3("h_vit3_small", pretrained, **dict(shape, **kwargs))
+    return _h_vit3("small", pretrained, **kwargs)
 
 
 @register_model
 def h_vit3_base(pretrained: bool = False, **kwargs) -> HViT3:
     """H-ViT³-B: 94.37 M parameters, 16.7 G multiply-adds at 224²."""
-    shape = dict(dims=(96, 192, 448, 640), depths=(2, 6, 18, 8), num_heads=(3, 6, 14, 20))
-    return _h_vit3("h_vit3_base", pretrained, **dict(shape, **kwargs))
+    return _h_vit3("base", pretrained, **kwargs)

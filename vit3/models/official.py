@@ -17,9 +17,12 @@ from torch import Tensor, nn
 
 from vit3.layers.rope import RoPE2d
 from vit3.models import MODEL_NAMES
-from vit3.models.weights import LoadReport, WeightsError, match, read_tensors, write_tensors
+from vit3.models.dense import DenseHViT3
+from vit3.models.h_vit3 import ARCHS
+from vit3.models.weights import LoadReport, WeightsError, match, read_tensors, trunk, write_tensors
 
-_ROTATIONS = re.compile(r"^layers\.(\d+)\.blocks\.(\d+)\.rope\.rotations$")
+_ROTATIONS = re.compile(r"^layers\.(\d+)\.blocks\.(\d+)\.(attn\.)?rope\.rotations$")
+DENSE_NAMES = tuple(f"h_vit3_{arch}_dense" for arch in ARCHS)
 _MINIMUM = 0.95  # of the model must be matched by a converted file
 
 
@@ -28,7 +31,7 @@ def from_official(tensors: Mapping[str, Tensor], model_name: str) -> dict[str, T
 
     Args:
         tensors: all parameters by the authors' names, with all buffers or with none.
-        model_name: one of ours, such as ``h_vit3_tiny``.
+        model_name: one of ours, such as ``h_vit3_tiny``, or of ``DENSE_NAMES``: backbones of detectors and segmentors.
 
     Raises:
         ValueError: unknown model, or names that are missing or too many.
@@ -59,7 +62,8 @@ def to_official(
                 h, w = (math.ceil(side / 4) for side in img_size)
                 for _ in range(int(name.split(".")[1])):
                     h, w = math.ceil(h / 2), math.ceil(w / 2)
-                renamed[f"{name}.rotations"] = _rotations(module.dim, h, w)
+                place = name.replace(".rope", ".attn.rope") if model_name in DENSE_NAMES else name
+                renamed[f"{place}.rotations"] = _rotations(module.dim, h, w)
     return renamed
 
 
@@ -78,8 +82,8 @@ def convert(source: str | Path, target: str | Path, model_name: str | None = Non
     Raises:
         FileNotFoundError, WeightsError: no such file, not readable, or less than 95 % of the model matched.
     """
-    tensors = read_tensors(source, ema=ema)
-    names = [model_name] if model_name else MODEL_NAMES
+    tensors = trunk(read_tensors(source, ema=ema))
+    names = [model_name] if model_name else [*MODEL_NAMES, *DENSE_NAMES]
     reports = {}
     for name in names:
         kept = {k: v for k, v in tensors.items() if not _is_rotation(k, name)}
@@ -98,9 +102,12 @@ def _is_rotation(name: str, model_name: str) -> bool:
 
 def _skeleton(model_name: str) -> nn.Module:
     """The model without memory for its weights."""
-    if model_name not in MODEL_NAMES:
-        raise ValueError(f"model_name='{model_name}' is unknown; use one of: {', '.join(MODEL_NAMES)}")
+    names = (*MODEL_NAMES, *DENSE_NAMES)
+    if model_name not in names:
+        raise ValueError(f"model_name='{model_name}' is unknown; use one of: {', '.join(names)}")
     with torch.device("meta"):
+        if model_name in DENSE_NAMES:
+            return DenseHViT3(model_name.split("_")[2])
         return timm.create_model(model_name)
 
 

@@ -58,14 +58,18 @@ def build(cls: type[nn.Module], name: str, pretrained: bool, **kwargs) -> nn.Mod
             raise ValueError(f"pretrained=True: the published weights of {name} fit pos='cpe' only; leave pos out")
         cfg = dataclasses.asdict(resolve_pretrained_cfg(name, kwargs.get("pretrained_cfg"), overlay))
         if cfg["url"] == PUBLISHED[name]["address"] and not (cfg["file"] or cfg["source"] or cfg["state_dict"]):
-            overlay["file"] = str(_fetch(name, kwargs.get("cache_dir")))
+            overlay["file"] = str(fetch(name, kwargs.get("cache_dir")))
     with device:
         model = build_model_with_cfg(cls, name, pretrained, pretrained_cfg_overlay=overlay, **kwargs)
     return model if dtype is None else model.to(dtype)
 
 
-def _fetch(name: str, cache_dir: str | None) -> Path:
-    """Download and convert the published file of ``name``, once; return the converted file."""
+def fetch(name: str, cache_dir: str | None = None) -> Path:
+    """Download and convert the published file of ``name``, once; return the converted file.
+
+    Raises:
+        RuntimeError: it cannot be downloaded, or is not what it should be.
+    """
     folder = Path(cache_dir) if cache_dir else Path(torch.hub.get_dir()) / "checkpoints"
     original, converted = folder / f"{name}.official.pth", folder / f"{name}.safetensors"
     if converted.exists():

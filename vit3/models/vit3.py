@@ -222,23 +222,32 @@ def _nominal_grid(pos: str, img_size: int | tuple[int, int] | None, patch_size: 
 default_cfgs = published_cfgs(("vit3_tiny", "vit3_small", "vit3_base"), first_conv="patch_embed.proj")
 
 
-def _vit3(name: str, pretrained: bool, **kwargs) -> ViT3:
-    return build(ViT3, name, pretrained, feature_cfg=dict(out_indices=3, feature_cls="getter"), **kwargs)
+# Width, depth and heads (paper, table 11)
+ARCHS = {
+    "tiny": dict(embed_dim=192, depth=12, num_heads=6),
+    "small": dict(embed_dim=384, depth=12, num_heads=6),
+    "base": dict(embed_dim=768, depth=12, num_heads=12),
+}
+
+
+def _vit3(arch: str, pretrained: bool, **kwargs) -> ViT3:
+    feature_cfg = dict(out_indices=3, feature_cls="getter")
+    return build(ViT3, f"vit3_{arch}", pretrained, feature_cfg=feature_cfg, **{**ARCHS[arch], **kwargs})
 
 
 @register_model
 def vit3_tiny(pretrained: bool = False, **kwargs) -> ViT3:
     """ViT³-T: 6.15 M parameters, 1.2 G multiply-adds at 224²."""
-    return _vit3("vit3_tiny", pretrained, **dict(dict(embed_dim=192, depth=12, num_heads=6), **kwargs))
+    return _vit3("tiny", pretrained, **kwargs)
 
 
 @register_model
 def vit3_small(pretrained: bool = False, **kwargs) -> ViT3:
     """ViT³-S: 23.80 M parameters, 4.8 G multiply-adds at 224²."""
-    return _vit3("vit3_small", pretrained, **dict(dict(embed_dim=384, depth=12, num_heads=6), **kwargs))
+    return _vit3("small", pretrained, **kwargs)
 
 
 @register_model
 def vit3_base(pretrained: bool = False, **kwargs) -> ViT3:
     """ViT³-B: 90.06 M parameters, 17.9 G multiply-adds at 224²."""
-    return _vit3("vit3_base", pretrained, **dict(dict(embed_dim=768, depth=12, num_heads=12), **kwargs))
+    return _vit3("base", pretrained, **kwargs)

@@ -18,8 +18,9 @@ logger = logging.getLogger(__name__)
 
 # Where checkpoints keep their weights, best first; the EMA copy is taken only on request.
 _RAW_KEYS = ("state_dict", "model")
-_EMA_KEYS = ("state_dict_ema", "model_ema")
+_EMA_KEYS = ("state_dict_ema", "model_ema", "ema_state_dict")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
+_TRUNKS = ("backbone.", "body.")  # what detectors and segmentors call the part that classifiers share with them
 
 
 @dataclass
@@ -107,6 +108,17 @@ def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
 
 
+def trunk(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The backbone's tensors of a detector or segmentor, by its own names; of any other model all tensors."""
+    tensors = strip_prefixes(tensors)
+    for prefix in _TRUNKS:
+        part = {name: value for name, value in tensors.items() if name.startswith(prefix)}
+        if not part and prefix == _TRUNKS[0]:
+            return tensors
+        tensors = strip_prefixes({name[len(prefix) :]: value for name, value in part.items()}) or tensors
+    return tensors
+
+
 def load_weights(
     model: nn.Module,
     path: str | Path,
@@ -117,9 +129,12 @@ def load_weights(
 ) -> LoadReport:
     """Load a file into a model; a classifier of another size keeps its fresh weights, all else has to fit.
 
+    Of a detector's or segmentor's file the backbone is taken (:func:`trunk`). What a backbone's file may lack, its
+    ``model.fresh`` says.
+
     Args:
-        model: with timm's ``get_classifier``. path: see :func:`read_tensors`. ema: take the moving average.
-        minimum: fraction of the model without its classifier that must match, 0 to 1.
+        model: a classifier or backbone. path: see :func:`read_tensors`. ema: take the moving average.
+        minimum: fraction of the model without its classifier and without what is fresh that must match, 0 to 1.
         classes: names of the model's classes; where the file names its own, rows of the classifier go by name.
 
     Returns:
@@ -129,7 +144,8 @@ def load_weights(
         FileNotFoundError, WeightsError: no such file, unreadable, or too little of it fits.
     """
     tensors, named = _read(Path(path), ema)
-    classifier = model.get_classifier()
+    tensors = trunk(tensors)
+    classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
     heads = {name for name, module in model.named_modules() if module is classifier}
     if named is not None and classes is not None:
         for head in heads:
@@ -137,15 +153,17 @@ def load_weights(
             logger.info("%s: %s", path, sentence)
     head = {f"{name}.{leaf}" for name in heads for leaf in ("weight", "bias")}
     body = {name: value for name, value in tensors.items() if name not in head}
-    match(body, model, ignore=head).require(minimum, str(path))
+    own = dict(zip(strip_prefixes(model.state_dict()), model.state_dict()))
+    fresh = {name for name in own if name.startswith(getattr(model, "fresh", ())) and name not in tensors}
+    match(body, model, ignore=head | fresh).require(minimum, str(path))
     report = match(tensors, model)
-    model.load_state_dict({name: tensors[name] for name in report.matched}, strict=False)
+    model.load_state_dict({own[name]: tensors[name] for name in report.matched}, strict=False)
     return report
 
 
 def match(tensors: Mapping[str, Tensor], model: nn.Module, ignore: Collection[str] = ()) -> LoadReport:
     """Compare named tensors with a model's state dict, without the names to ``ignore``; nothing is loaded."""
-    own = {name: value for name, value in model.state_dict().items() if name not in ignore}
+    own = {name: value for name, value in strip_prefixes(model.state_dict()).items() if name not in ignore}
     same = {name: tensors[name].shape == value.shape for name, value in own.items() if name in tensors}
     return LoadReport(
         matched=[name for name, fits in same.items() if fits],

@@ -1,0 +1,128 @@
+"""Detections or class maps of image files: PNG sheets, and the numbers as JSON or PNG."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from PIL import Image, UnidentifiedImageError
+
+from vit3.analysis.dense_plots import Instances
+from vit3.errors import UserError
+from vit3.openmmlab.files import load_safely
+from vit3.openmmlab.pictures import found_instances, found_map, plot_sheet, read_image, run_model, without_truth
+from vit3.openmmlab.runner import build_model, require_all
+from vit3.openmmlab.settings import classes_of, datasets_of
+
+logger = logging.getLogger(__name__)
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+_PER_SHEET = 16
+
+
+def predict_images(
+    config: Config, checkpoint: Path, images: list[Path], target: Path, device: torch.device, threshold: float
+) -> None:
+    """Run a model over image files; no data set is needed.
+
+    Args:
+        config: as adapted to this machine. checkpoint: with the weights. target: folder for what is written:
+            ``sheet_001.png`` … and ``detections.json`` (COCO's result format) or ``class_maps/NAME.png``.
+        threshold: score from which on detections are drawn and written.
+    """
+    state = load_safely(str(checkpoint), "cpu")
+    model = build_model(config, device)
+    require_all(state, model, checkpoint)
+    tensors = state.get("state_dict", state)
+    model.load_state_dict({name.removeprefix("module."): value for name, value in tensors.items()}, strict=False)
+    dataset = (datasets_of(config.get("test_dataloader")) or datasets_of(config.get("val_dataloader")))[0]
+    meta = state.get("meta") or {}
+    classes = list((meta.get("dataset_meta") or {}).get("classes") or classes_of(dataset) or ())
+    pipeline = Compose(without_truth(dataset.pipeline))
+    results: list[dict[str, Any]] = []
+    begun = time.monotonic()
+    for first in range(0, len(images), _PER_SHEET):
+        chunk = images[first : first + _PER_SHEET]
+        pictures, found = [], []
+        for number, path in enumerate(chunk, start=first):
+            pictures.append(_read(path))
+            with torch.no_grad():
+                sample = run_model(model, pipeline, dict(img_path=str(path), img_id=number))
+            if config.default_scope == "mmseg":
+                found.append(found_map(sample))
+                _write_map(found[-1], target / "class_maps" / f"{path.stem}.png")
+            else:
+                found.append(found_instances(sample))
+                results += coco_results(found[-1], number, path.name, classes, threshold)
+        sheet = target / f"sheet_{first // _PER_SHEET + 1:03d}.png"
+        plot_sheet(config, pictures, found, classes, sheet, checkpoint.name, threshold=threshold)
+    if config.default_scope != "mmseg":
+        (target / "detections.json").write_text(json.dumps(results))
+    seconds = time.monotonic() - begun
+    logger.info(f"{len(images)} images in {seconds:.1f} s; sheets and {_numbers(config)} in {target}")
+
+
+def _numbers(config: Config) -> str:
+    return "class_maps/" if config.default_scope == "mmseg" else "detections.json"
+
+
+def coco_results(
+    found: Instances, image_id: int, name: str, classes: list[str], threshold: float
+) -> list[dict[str, Any]]:
+    """What was found in one image in COCO's result format, names beside the numbers.
+
+    Args:
+        found: from the detector. image_id, name: of the image. classes: ``category_id`` counts them from 1.
+        threshold: lowest score that is written.
+    """
+    from pycocotools import mask as coco_mask
+
+    results = []
+    for i in np.flatnonzero(found.scores >= threshold):
+        x0, y0, x1, y1 = (float(v) for v in found.boxes[i])
+        label = int(found.labels[i])
+        result: dict[str, Any] = dict(
+            image_id=image_id, file_name=name, category_id=label + 1, category=classes[label] if classes else None,
+            bbox=[x0, y0, x1 - x0, y1 - y0], score=float(found.scores[i]),
+        )  # fmt: skip
+        if found.masks is not None:
+            encoded = coco_mask.encode(np.asfortranarray(found.masks[i].astype(np.uint8)))
+            result["segmentation"] = dict(size=encoded["size"], counts=encoded["counts"].decode())
+        results.append(result)
+    return results
+
+
+def image_files(images: str | None) -> list[Path]:
+    """The image files that ``images=`` means: one, or those of a folder.
+
+    Raises:
+        UserError: there are none.
+    """
+    if images is None:
+        raise UserError("images has no value yet; set it on the command line: images=FILE_OR_FOLDER")
+    path = Path(images)
+    if path.is_file():
+        return [path]
+    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES) if path.is_dir() else []
+    if not found:
+        raise UserError(f"images={images}: no image is there; give a file or a folder with {', '.join(_SUFFIXES)}")
+    return found
+
+
+def _read(path: Path) -> np.ndarray:
+    try:
+        return read_image(path)
+    except (UnidentifiedImageError, OSError) as error:
+        raise UserError(f"{path} is no readable image ({error}); take it out of images=") from error
+
+
+def _write_map(classes: np.ndarray, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(classes.astype(np.uint8)).save(target)
