@@ -89,7 +89,10 @@ def shapes(count):
     return [np.zeros((*rng.integers(20, 200, 2), 3), np.uint8) for _ in range(count)]
 
 
-@pytest.mark.parametrize("images", [shapes(1), shapes(5), shapes(9), [np.zeros((20, 400, 3), np.uint8)]])
+@pytest.mark.parametrize(
+    "images",
+    [shapes(1), shapes(5), shapes(9), [np.zeros((20, 400, 3), np.uint8)], 3 * [np.zeros((200, 40, 3), np.uint8)]],
+)
 def test_pictures_keep_their_form_and_nothing_overlaps(figures, tmp_path, images):
     maps = [np.zeros(image.shape[:2], int) for image in images]
     names = [f"a class of some length {i}" for i in range(30)]
@@ -114,7 +117,7 @@ def test_pictures_keep_their_form_and_nothing_overlaps(figures, tmp_path, images
 
 
 def test_labels_at_boxes_stay_in_the_picture_and_apart(figures, tmp_path):
-    boxes = np.array([[0, 0, 20, 20], [1, 0, 21, 21], [80, 1, 90, 20], [78, 50, 90, 60]], float)
+    boxes = np.array([[0, 0, 20, 20], [1, 0, 21, 21], [88, 1, 90, 20], [87, 50, 90, 60]], float)
     found = Instances(boxes, np.array([0, 1, 2, 0]), np.array([0.9, 0.8, 0.7, 0.6]))
     plot_detections([IMAGE], [found], CLASSES, tmp_path / "x.png", "t")
     (axes,) = figures[0].axes

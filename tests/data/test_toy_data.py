@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 
 import numpy as np
@@ -106,6 +107,8 @@ def test_what_real_sets_have(toy):
     assert absent in {a["category_id"] for a in train["annotations"]}
     assert {a["category_id"] for a in val["annotations"]} == set(ids) - {absent}
     assert not {i["id"] for i in train["images"]} & {i["id"] for i in val["images"]}
+    first, second = ([(i["height"], i["width"]) for i in content["images"][:8]] for content in (train, val))
+    assert first != second  # other scenes, not the same ones with other digits
 
 
 def test_masks_count_from_one_and_zero_is_no_class(toy):
@@ -189,4 +192,7 @@ def test_textures_repeat_after_their_period():
         assert (mask[:12] == mask[12:]).all() and (mask[:, :12] == mask[:, 12:24]).all()
     assert not texture("plain", (4, 4), 3.0, 0.5).any()
     stripes = texture("stripes", (24, 24), 12.0, 0.0)
-    assert (stripes == stripes[:1]).all() and stripes[0, :12].sum() == 6
+    assert (stripes == stripes[:1]).all() and stripes[0, :6].all() and not stripes[0, 6:12].any()
+    turned = texture("dots", (40, 40), 5.0, math.atan2(4, 3))  # periods end on pixels: 3, 4, 5
+    assert (turned[4:, 3:] == turned[:-4, :-3]).all() and (turned[3:, :-4] == turned[:-3, 4:]).all()
+    assert not (turned[3:, 4:] == turned[:-3, :-4]).all()

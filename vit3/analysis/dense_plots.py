@@ -93,14 +93,14 @@ def plot_class_maps(
     groups, seen = [], set()
     for i, image in enumerate(images):
         panels = [Panel(image, "image")]
-        for name, maps in (("truth", truth), (note, predicted)):
+        for name, maps, scored in (("truth", truth, False), (note, predicted, truth is not None)):
             if maps is None:
                 continue
             labels = np.asarray(maps[i])
             if labels.shape != image.shape[:2]:
                 raise ValueError(f"{name} map {i} is {labels.shape}, its image {image.shape[:2]}; use equal sizes")
             seen |= set(np.unique(labels).tolist())
-            right = "" if truth is None or maps is truth else _share_right(labels, np.asarray(truth[i]), ignore)
+            right = _share_right(labels, np.asarray(truth[i]), ignore) if scored else ""
             panels.append(Panel(_coloured(labels, classes, ignore), name + right))
         groups.append(panels)
     colours = class_colours(len(classes))
