@@ -93,10 +93,8 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys, tmp_path
 
 def test_predict_writes_pictures_and_detections(monkeypatch, trained):
     """Detections name their images and have the training file's category ids."""
-    config, images = trained / "config.yaml", trained.parent / "coco" / "val2017"
-    assert (
-        run(monkeypatch, "predict", config, f"checkpoint={trained}", f"images={images}", "name=p", "threshold=0") == 0
-    )
+    config, image = trained / "config.yaml", image_files(trained.parent / "coco" / "val2017")[0]
+    assert run(monkeypatch, "predict", config, f"checkpoint={trained}", f"images={image}", "name=p", "threshold=0") == 0
     found = json.loads((trained.parent / "p" / "detections.json").read_text())
     assert {result["category_id"] for result in found} <= {3, 7}
     assert all(result["category"] == {3: "square", 7: "disc"}[result["category_id"]] for result in found)
