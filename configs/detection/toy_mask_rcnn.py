@@ -1,7 +1,7 @@
 # A small Mask R-CNN on generated pictures: shapes and digit scans of 15 to 80 pixels, from scratch.
 #   data       python scripts/make_toy_data.py data/toy --train 480 --val 80
 #   command    python tools/det.py train configs/detection/toy_mask_rcnn.py
-#   hardware   two cores of any CPU, 1,440 updates of about a core-second each; batch 8, one process
+#   hardware   two cores of any CPU, 960 updates of about a core-second each; batch 8, one process
 # The twin toy_mask_rcnn_no_update.py is the same network without the inner step.
 _base_ = [
     "mmdet::_base_/models/mask-rcnn_r50_fpn.py",
@@ -71,7 +71,7 @@ test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + "annotations/instances_val2017.json")
 test_evaluator = val_evaluator
 
-max_epochs = 24
+max_epochs = 16
 train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=max_epochs, val_interval=4)
 val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")
