@@ -28,7 +28,7 @@ ALLOWED = {
     "export": {"export", "models", "layers", "mixers", "inner", "ops"},
     "openmmlab": {
         *("openmmlab", "models", "layers", "mixers", "inner", "ops"),
-        *("engine", "analysis", "doctor", "config", "errors"),
+        *("engine", "data", "analysis", "doctor", "config", "errors"),
     },
 }
 # Doors open one way: only tools import build, and build imports the rest.

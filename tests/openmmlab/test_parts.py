@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from vit3.openmmlab.batch_one import let_single_values_pass  # noqa: E402
 from vit3.openmmlab.checkpoints import checkpoint_to_resume, checkpoint_to_use, last_checkpoint  # noqa: E402
 from vit3.openmmlab.files import load_safely, use_safe_loader  # noqa: E402
 from vit3.openmmlab.metrics import PresentIoUMetric  # noqa: E402
+from vit3.openmmlab.predict import _map_names  # noqa: E402
 from vit3.openmmlab.runs import RunFiles, loss_name, our_scores  # noqa: E402
 
 
@@ -143,3 +145,11 @@ def test_which_checkpoint_is_meant(tmp_path):
     assert last_checkpoint(run) == run / "checkpoints" / "iter_2.pth"
     (run / "checkpoints" / "best_mIoU_iter_2.pth").touch()
     assert checkpoint_to_use(str(run)).name == "best_mIoU_iter_2.pth"
+
+
+def test_class_maps_are_called_as_their_images():
+    """Folders are kept, and two images that differ in their endings alone do not get one name."""
+    names = lambda *files: [str(n) for n in _map_names([Path(f) for f in files]).values()]  # noqa: E731
+    assert names("in/a.jpg") == ["a.png"]
+    assert names("in/x/a.jpg", "in/y/a.jpg") == ["x/a.png", "y/a.png"]
+    assert names("in/a.jpg", "in/a.png") == ["a.jpg.png", "a.png.png"]

@@ -63,6 +63,18 @@ def test_values_by_the_rules_of_yaml(detector):
     assert settings.options.name == "7" and settings.options.given == arguments
 
 
+def test_lists_become_the_tuples_that_transforms_ask_for(detector):
+    steps = "{type: Resize, scale: [64, 48]}, {type: RandomChoiceResize, scales: [[1, 2], [3, 4]]}, {type: A, b: [1]}"
+    pipeline = f"[{steps}]"
+    config = read_settings(detector, [f"train_dataloader.dataset.pipeline={pipeline}"]).config
+    steps = config.train_dataloader.dataset.pipeline
+    assert steps[0].scale == (64, 48) and steps[1].scales == [(1, 2), (3, 4)] and steps[2].b == [1]
+    arguments = ["val_dataloader.dataset.pipeline.1.scale=[32,16]", "model.backbone.depths=[1,1,1,2]"]
+    config = read_settings(detector, arguments).config
+    assert config.val_dataloader.dataset.pipeline[1].scale == (32, 16)
+    assert config.model.backbone.depths == (1, 1, 1, 2)  # as it was before
+
+
 @pytest.mark.parametrize(
     "argument, words",
     [

@@ -13,7 +13,7 @@ from vit3.tools import det
 
 from tests.detection.toy import CONFIG, arguments, make_coco, no_pictures
 from vit3.build import detection
-from vit3.detection.predict import image_files
+from vit3.data.image_files import image_files
 
 
 def run(monkeypatch, *command):
@@ -63,8 +63,8 @@ def test_the_ending_chooses_the_backend(monkeypatch, tmp_path, ending):
         (["train", "gone.yaml"], "error: gone.yaml: no such configuration file"),
         (["train", CONFIG, "engine.epoch=1"], "error: engine.epoch is no key of this program; did you mean engi"),
         (["test", CONFIG, "device=cpu"], "error: checkpoint has no value yet; give checkpoint=RUN_FOLDER"),
-        (["predict", CONFIG, "device=cpu"], "error: images has no value yet; give images=FILE_OR_FOLDER"),
-        (["predict", CONFIG, "images=gone"], "error: images=gone: no such image"),
+        (["predict", CONFIG, "device=cpu"], "error: images has no value yet; set it on the command line"),
+        (["predict", CONFIG, "images=gone"], "error: images=gone: no image is there"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_sentence_and_status_2(monkeypatch, capsys, command, sentence):

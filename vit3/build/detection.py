@@ -27,11 +27,12 @@ from vit3.build.detector import (
 )
 from vit3.build.trained import chosen_weights, saved_when
 from vit3.build.training import build_tracker
-from vit3.data.coco import CocoImages, read_rgb
+from vit3.data.coco import CocoImages
+from vit3.data.image_files import image_files, readable
 from vit3.detection.config import SAME_MODEL, SAME_RUN, DetectionConfig, checked, compose
 from vit3.detection.evaluate import coco_results, evaluate_detections
 from vit3.detection.flops import BOXES, MASKS, count_parts
-from vit3.detection.predict import detect, image_files, instances
+from vit3.detection.predict import detect, instances
 from vit3.doctor.check import FAIL, WARNING
 from vit3.doctor.coco import check_coco
 from vit3.engine.checkpoint import (
@@ -243,10 +244,12 @@ def _write_predictions(cfg, model, state, files, folder: Path, title: str, proce
     classes, ids = state["classes"], state["category_ids"]
     results = []
     for first in range(0, len(files), _SHEET):
-        part = files[first : first + _SHEET]
-        images = [read_rgb(file) for file in part]
+        part = list(readable(files[first : first + _SHEET]))
+        if not part:
+            continue
+        images = [pixels for _, pixels in part]
         outputs = list(detect(model, images, processes.device, cfg.engine.amp))
-        for number, (file, output) in enumerate(zip(part, outputs), first):
+        for number, ((file, _), output) in enumerate(zip(part, outputs), first):
             for result in coco_results(number, output, ids):
                 names = {"file_name": str(file), "category": classes[ids.index(result["category_id"])]}
                 results.append({**result, **names})

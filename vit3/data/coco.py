@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from timm.data.distributed_sampler import OrderedDistributedSampler
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from vit3.data.image_files import read_rgb
 from vit3.data.loader import TrainLoader, outlive_signals
 from vit3.data.plan import BatchPlan
 from vit3.errors import UserError
@@ -117,15 +117,6 @@ class CocoImages(Dataset):
         """Classes without a single instance that is no crowd; no average precision counts them."""
         found = {a["category_id"] for a in self.coco.anns.values() if not a.get("iscrowd")}
         return [name for name, number in zip(self.classes, self.category_ids) if number not in found]
-
-
-def read_rgb(path: Path) -> np.ndarray:
-    """An image file as (H, W, 3) uint8; raises a UserError where it cannot be decoded."""
-    try:
-        with Image.open(path) as file:
-            return np.array(file.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # what PIL raises for damaged files
-        raise UserError(f"{path} cannot be decoded ({error}); replace it or take it out") from error
 
 
 def read_coco(annotations: Path):

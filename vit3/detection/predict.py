@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,9 +10,6 @@ from torch import Tensor, nn
 
 from vit3.analysis.dense_plots import Instances
 from vit3.engine.precision import autocast
-from vit3.errors import UserError
-
-_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 
 
 @torch.no_grad()
@@ -35,21 +31,3 @@ def instances(output: dict[str, Tensor]) -> Instances:
         masks = ((masks[:, 0] >= 0.5) if masks.ndim == 4 else masks.bool()).cpu().numpy()
     scores = output["scores"].float().cpu().numpy() if "scores" in output else None
     return Instances(output["boxes"].float().cpu().numpy(), output["labels"].cpu().numpy() - 1, scores, masks)
-
-
-def image_files(where: str | None) -> list[Path]:
-    """The image files that ``images=FILE_OR_FOLDER`` names, those of a folder by name.
-
-    Raises:
-        UserError: nothing given, or nothing there.
-    """
-    if where is None:
-        raise UserError("images has no value yet; give images=FILE_OR_FOLDER")
-    path = Path(where)
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in _ENDINGS)
-    else:
-        files = [path] if path.is_file() else []
-    if not files:
-        raise UserError(f"images={where}: no such image, or no {', '.join(_ENDINGS)} file in that folder")
-    return files

@@ -11,6 +11,7 @@ from typing import Any
 
 from mmengine.runner import Runner
 
+from vit3.data.image_files import image_files
 from vit3.engine.distributed import Processes, start_processes
 from vit3.engine.run_folder import RunFolder
 from vit3.engine.signals import StopRequest, stop_requests
@@ -21,7 +22,7 @@ from vit3.openmmlab.before import before_first_step
 from vit3.openmmlab.checkpoints import RunCheckpoints, checkpoint_to_resume, checkpoint_to_use, keep_checkpoints
 from vit3.openmmlab.files import use_safe_loader
 from vit3.openmmlab.pictures import plot_validation
-from vit3.openmmlab.predict import image_files, predict_images
+from vit3.openmmlab.predict import predict_images
 from vit3.openmmlab.runner import WholeCheckpoint, build_runner, quietly
 from vit3.openmmlab.runs import SCORES, RunFiles, RunRecorder, our_scores
 from vit3.openmmlab.settings import Settings, read_settings

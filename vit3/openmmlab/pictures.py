@@ -9,10 +9,10 @@ import numpy as np
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import TRANSFORMS
-from PIL import Image, ImageOps
 from torch import nn
 
 from vit3.analysis.dense_plots import Instances, plot_class_maps, plot_detections
+from vit3.data.image_files import read_rgb
 
 
 def found_instances(sample: Any) -> Instances:
@@ -34,12 +34,6 @@ def run_model(model: nn.Module, pipeline: Compose, inputs: dict[str, Any]) -> An
         model: in evaluation mode. pipeline: of the test data. inputs: what its first transform reads.
     """
     return model.test_step(pseudo_collate([pipeline(inputs)]))[0]
-
-
-def read_image(path: str | Path) -> np.ndarray:
-    """An image as (H, W, 3) uint8, turned as its EXIF says, which is how the libraries read it."""
-    with Image.open(path) as image:
-        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
 
 def without_truth(pipeline: list[Any]) -> list[Any]:
@@ -75,7 +69,7 @@ def plot_validation(
     model.eval()
     places = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().astype(int)
     infos = [dataset.get_data_info(int(place)) for place in places]
-    images = [read_image(info["img_path"]) for info in infos]
+    images = [read_rgb(info["img_path"], upright=True) for info in infos]
     samples = [model.test_step(pseudo_collate([dataset[int(place)]]))[0] for place in places]
     if config.default_scope == "mmseg":
         found, truth = [found_map(sample) for sample in samples], [_true_map(info) for info in infos]

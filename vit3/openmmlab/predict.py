@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,17 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from vit3.analysis.dense_plots import Instances
-from vit3.errors import UserError
+from vit3.data.image_files import readable
 from vit3.openmmlab.files import load_safely
-from vit3.openmmlab.pictures import found_instances, found_map, plot_sheet, read_image, run_model, without_truth
+from vit3.openmmlab.pictures import found_instances, found_map, plot_sheet, run_model, without_truth
 from vit3.openmmlab.runner import build_model, require_all
 from vit3.openmmlab.settings import classes_of, datasets_of
 
 logger = logging.getLogger(__name__)
 
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 _PER_SHEET = 16
 
 
@@ -47,20 +47,23 @@ def predict_images(
     classes = list((meta.get("dataset_meta") or {}).get("classes") or classes_of(dataset) or ())
     pipeline = Compose(without_truth(dataset.pipeline))
     results: list[dict[str, Any]] = []
+    names = _map_names(images)
     begun = time.monotonic()
     for first in range(0, len(images), _PER_SHEET):
         chunk = images[first : first + _PER_SHEET]
         pictures, found = [], []
-        for number, path in enumerate(chunk, start=first):
-            pictures.append(_read(path))
+        for number, (path, pixels) in enumerate(readable(chunk, upright=True), start=first):
+            pictures.append(pixels)
             with torch.no_grad():
                 sample = run_model(model, pipeline, dict(img_path=str(path), img_id=number))
             if config.default_scope == "mmseg":
                 found.append(found_map(sample))
-                _write_map(found[-1], target / "class_maps" / f"{path.stem}.png")
+                _write_map(found[-1], target / "class_maps" / names[path])
             else:
                 found.append(found_instances(sample))
                 results += coco_results(found[-1], number, path.name, classes, threshold)
+        if not pictures:
+            continue
         sheet = target / f"sheet_{first // _PER_SHEET + 1:03d}.png"
         plot_sheet(config, pictures, found, classes, sheet, checkpoint.name, threshold=threshold)
     if config.default_scope != "mmseg":
@@ -99,28 +102,13 @@ def coco_results(
     return results
 
 
-def image_files(images: str | None) -> list[Path]:
-    """The image files that ``images=`` means: one, or those of a folder.
-
-    Raises:
-        UserError: there are none.
-    """
-    if images is None:
-        raise UserError("images has no value yet; set it on the command line: images=FILE_OR_FOLDER")
-    path = Path(images)
-    if path.is_file():
-        return [path]
-    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES) if path.is_dir() else []
-    if not found:
-        raise UserError(f"images={images}: no image is there; give a file or a folder with {', '.join(_SUFFIXES)}")
-    return found
-
-
-def _read(path: Path) -> np.ndarray:
-    try:
-        return read_image(path)
-    except (UnidentifiedImageError, OSError) as error:
-        raise UserError(f"{path} is no readable image ({error}); take it out of images=") from error
+def _map_names(images: list[Path]) -> dict[Path, Path]:
+    """What the class map of each image is called: as the image below the folder of all, with ``.png``."""
+    folder = Path(os.path.commonpath([path.parent for path in images]))
+    names = {path: path.relative_to(folder).with_suffix(".png") for path in images}
+    if len(set(names.values())) < len(names):  # a.jpg and a.png
+        names = {path: path.relative_to(folder).with_suffix(f"{path.suffix}.png") for path in images}
+    return names
 
 
 def _write_map(classes: np.ndarray, target: Path) -> None:

@@ -70,6 +70,7 @@ KEYS = {
     "predict": {"device", "classes", "seed", "output", "name", "checkpoint", "images", "threshold", "data_root"},
     "flops": {"size", "classes"},
 }
+_TUPLES = ("scale", "img_scale", "crop_size", "ratio_range")  # mmcv refuses lists there
 _CHOICES = {"device": ("auto", "cpu", "cuda"), "wandb": (None, "offline", "online")}
 _TYPES = {
     "output": str, "name": str, "resume": str, "checkpoint": str, "images": str, "data_root": str, "device": str,
@@ -188,10 +189,21 @@ def _set_key(config: Config, key: str, value: Any, added: bool, own: set[str]) -
         if part not in names:
             break
         node = node[part] if hasattr(node, "keys") else node[int(part)]
-    tree: Any = value
+    tree: Any = _with_tuples(value, parts[-1], node if depth == len(parts) - 1 else None)
     for part in reversed(parts):
         tree = {part: tree}
     config.merge_from_dict(tree, allow_list_keys=True)
+
+
+def _with_tuples(value: Any, key: str, old: Any = None) -> Any:
+    """Lists, all that YAML has, as the tuples that transforms ask for: where one was before, and under some names."""
+    if isinstance(value, dict):
+        return {k: _with_tuples(v, k) for k, v in value.items()}
+    if not isinstance(value, list):
+        return value
+    items = [_with_tuples(item, "scale" if key == "scales" else "") for item in value]
+    pair = key in _TUPLES and all(isinstance(item, int | float) for item in items)
+    return tuple(items) if pair or isinstance(old, tuple) else items
 
 
 def _length(node: Any) -> int:

@@ -1,0 +1,58 @@
+"""Image files as a user names them, and their pixels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from vit3.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+
+
+def image_files(images: str | None) -> list[Path]:
+    """The files that ``images=FILE_OR_FOLDER`` means, those of a folder by name.
+
+    Raises:
+        UserError: nothing given, or nothing there.
+    """
+    if images is None:
+        raise UserError("images has no value yet; set it on the command line: images=FILE_OR_FOLDER")
+    path = Path(images)
+    if path.is_file():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in _ENDINGS) if path.is_dir() else []
+    if not found:
+        raise UserError(f"images={images}: no image is there; give a file or a folder with {', '.join(_ENDINGS)}")
+    return found
+
+
+def read_rgb(path: str | Path, *, upright: bool = False) -> np.ndarray:
+    """An image file as (H, W, 3) uint8.
+
+    Args:
+        upright: turn it as its EXIF data says, as OpenCV does and torchvision does not.
+
+    Raises:
+        UserError: it cannot be decoded.
+    """
+    try:
+        with Image.open(path) as file:
+            return np.array((ImageOps.exif_transpose(file) if upright else file).convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:  # what PIL raises for damaged files
+        raise UserError(f"{path} cannot be decoded ({error}); replace it or take it out") from error
+
+
+def readable(files: Iterable[Path], *, upright: bool = False) -> Iterator[tuple[Path, np.ndarray]]:
+    """Those files that can be decoded, with their pixels as of :func:`read_rgb`; a warning for each other one."""
+    for path in files:
+        try:
+            yield path, read_rgb(path, upright=upright)
+        except UserError as error:
+            logger.warning("left out: %s", error)
