@@ -64,17 +64,32 @@ def dense_table() -> str:
     return "\n".join(lines)
 
 
+def toy_table() -> str:
+    """One line per run on the toy data whose summary is below docs/dense: scores of the last update, in per cent."""
+    names = {"bbox_AP": "box AP", "bbox_AP50": "box AP50", "segm_AP": "mask AP", "segm_AP50": "mask AP50"}
+    names["mIoU"] = "mIoU"
+    lines = [f"| run | {' | '.join(names.values())} | updates | minutes |", "|---" * (len(names) + 3) + "|"]
+    for path in sorted((ROOT / "docs" / "dense").glob("*/summary.json")):
+        last = json.loads(path.read_text())["last"]
+        scores = [f"{100 * last[f'val/{key}']:.1f}" if f"val/{key}" in last else "–" for key in names]
+        name, minutes = path.parent.name, last["seconds"] / 60
+        lines.append(f"| [`{name}`](dense/{name}) | {' | '.join(scores)} | {last['updates']:,} | {minutes:.0f} |")
+    return "\n".join(lines)
+
+
+TABLES = {"model": model_table, "dense": dense_table, "toy": toy_table}
+
+
 def with_table(text: str, what: str = "model") -> str:
     """A page with its table replaced by the current one.
 
     Args:
-        what: which table, ``model`` or ``dense``.
+        what: which of ``TABLES``.
     """
     begin, end = f"<!-- {what} table: begin (tools/document.py) -->", f"<!-- {what} table: end -->"
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
-    table = model_table() if what == "model" else dense_table()
-    return f"{before}{begin}\n{table}\n{end}{after}"
+    return f"{before}{begin}\n{TABLES[what]()}\n{end}{after}"
 
 
 @dataclass(frozen=True)
@@ -152,9 +167,11 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     (ROOT / "docs" / "study" / "costs.md").write_text(costs_page(cost_rows()), encoding="utf-8")
     logging.info("wrote README.md, docs/parity.md and docs/study/costs.md")
+    page = with_table(DENSE_PAGE.read_text(encoding="utf-8"), "toy")
     if importlib.util.find_spec("mmengine"):
-        DENSE_PAGE.write_text(with_table(DENSE_PAGE.read_text(encoding="utf-8"), "dense"), encoding="utf-8")
-        logging.info("wrote docs/detection_and_segmentation.md")
+        page = with_table(page, "dense")
+    DENSE_PAGE.write_text(page, encoding="utf-8")
+    logging.info("wrote docs/detection_and_segmentation.md")
 
 
 if __name__ == "__main__":
