@@ -45,7 +45,7 @@ model = dict(
     ),
 )
 
-scale = (200, 160)  # longer and shorter side at most
+scale = (160, 128)  # longer and shorter side at most
 train_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", reduce_zero_label=True),
@@ -84,7 +84,7 @@ param_scheduler = [
 ]
 optim_wrapper = dict(
     type="OptimWrapper",
-    optimizer=dict(type="AdamW", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05),
+    optimizer=dict(type="AdamW", lr=2e-3, betas=(0.9, 0.999), weight_decay=0.05),
     paramwise_cfg=dict(custom_keys=dict(norm=dict(decay_mult=0.0))),
     clip_grad=dict(max_norm=5.0, norm_type=2),
 )

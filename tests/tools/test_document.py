@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
-from vit3.tools.document import CONFIGS, COSTED, cost_row, with_table
+from vit3.tools.document import CONFIGS, COSTED, DENSE_PAGE, cost_row, with_table
 
 from tests.helpers import ROOT
 from tests.test_config import RECIPES
@@ -16,6 +17,22 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_model_table_is_current():
     assert with_table(README) == README
+
+
+def test_dense_tables_are_current():
+    """Scores of the committed runs; every recipe that the paper has, with its printed figures, and those counted."""
+    page = DENSE_PAGE.read_text(encoding="utf-8")
+    assert with_table(page, "toy") == page
+    figures = json.loads((ROOT / "vit3" / "openmmlab" / "published.json").read_text())
+    assert len([name for name in figures if figures[name]]) == 9
+    for name, printed in figures.items():
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| [`{name}`]")]
+        assert (CONFIGS / f"{name}.py").exists()
+        if printed:
+            params, _, macs, _, scores = (cell.strip() for cell in line.split("|")[2:-1])
+            assert float(params.split()[0]) == pytest.approx(printed["params_m"], rel=0.005), name
+            assert float(macs.split()[0].replace(",", "")) == pytest.approx(printed["macs_g"], rel=0.02), name
+            assert scores == printed["scores"] in (CONFIGS / f"{name}.py").read_text(encoding="utf-8")
 
 
 def test_parity_page_has_no_failure():
