@@ -136,6 +136,15 @@ def test_suffixes(folders):
     assert found(folders, mask_suffix="_labels.png")["pairs"].status == OK
 
 
+def test_a_list_of_images_is_all_that_counts(folders):
+    """Some sets have masks for a part of their images, and name them in a file."""
+    (folders / "masks" / "a.png").unlink()
+    assert found(folders)["pairs"].status == FAIL
+    checks = found(folders, only=["deep/b"])
+    assert checks["pairs"].status == OK and "1 of 1 masks read" in checks["classes"].detail
+    assert "c.jpg is listed and does not exist" in found(folders, only=["deep/b", "c"])["pairs"].detail
+
+
 def test_large_sets_are_sampled(folders):
     check = found(folders, sample=1)["classes"]
     assert "1 of 2 masks read" in check.detail

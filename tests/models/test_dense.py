@@ -140,7 +140,11 @@ def save(kind, tensors, path):
         "ema": lambda: {"state_dict": {"a": torch.ones(1)}, "state_dict_ema": tensors},
         "backbone": lambda: {"state_dict": prefixed("backbone.")},
         "detector": lambda: {"state_dict": {**prefixed("backbone."), **neck}, "meta": {"epoch": 3}},
-        "mmengine_ema": lambda: {"state_dict": neck, "ema_state_dict": {**prefixed("module.backbone."), "steps": 1}},
+        # its EMAHook exchanges the two: weights to use are under "state_dict"
+        "mmengine_ema": lambda: {
+            "state_dict": {**prefixed("backbone."), **neck},
+            "ema_state_dict": {**{f"module.{name}": value for name, value in neck.items()}, "steps": 1},
+        },
         "torchvision": lambda: {"state_dict": {**prefixed("backbone.body."), "backbone.fpn.a": torch.ones(1), **neck}},
     }
     torch.save(contents[kind](), path)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 pytest.importorskip("mmengine", reason="needs the extra mm")
 pytest.importorskip("mmseg", reason="needs the extra mm")
 
+from mmengine.hooks import EMAHook  # noqa: E402
 from mmengine.logging import HistoryBuffer, MessageHub  # noqa: E402
 from mmengine.runner.checkpoint import _load_checkpoint  # noqa: E402
 
@@ -21,10 +25,17 @@ from tests.helpers import same_dict  # noqa: E402
 from vit3.errors import UserError  # noqa: E402
 from vit3.models.weights import write_tensors  # noqa: E402
 from vit3.openmmlab.batch_one import let_single_values_pass  # noqa: E402
-from vit3.openmmlab.checkpoints import checkpoint_to_resume, checkpoint_to_use, last_checkpoint  # noqa: E402
+from vit3.openmmlab.checkpoints import (  # noqa: E402
+    RunCheckpoints,
+    checkpoint_to_resume,
+    checkpoint_to_use,
+    last_checkpoint,
+)
 from vit3.openmmlab.files import load_safely, use_safe_loader  # noqa: E402
+from vit3.openmmlab.loops import EpochLoop  # noqa: E402
 from vit3.openmmlab.metrics import PresentIoUMetric  # noqa: E402
 from vit3.openmmlab.predict import _map_names  # noqa: E402
+from vit3.openmmlab.runner import StartWeights, naming_parts  # noqa: E402
 from vit3.openmmlab.runs import RunFiles, loss_name, our_scores  # noqa: E402
 
 
@@ -139,12 +150,89 @@ def test_which_checkpoint_is_meant(tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             call()
-    (run / "checkpoints" / "iter_2.pth").touch()
+    torch.save({}, run / "checkpoints" / "iter_2.pth")
     (run / "last_checkpoint").write_text("/where/it/was/before/checkpoints/iter_2.pth")  # the folder was moved
     assert checkpoint_to_use(str(run)) == checkpoint_to_resume("auto", str(tmp_path), "run") == last_checkpoint(run)
     assert last_checkpoint(run) == run / "checkpoints" / "iter_2.pth"
     (run / "checkpoints" / "best_mIoU_iter_2.pth").touch()
     assert checkpoint_to_use(str(run)).name == "best_mIoU_iter_2.pth"
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    for number in (2, 4):
+        torch.save({"w": torch.ones(1000)}, folder / f"iter_{number}.pth")
+        (folder.parent / "last_checkpoint").write_text(str(folder / f"iter_{number}.pth"))
+    assert last_checkpoint(folder.parent) == folder / "iter_4.pth"
+    content = (folder / "iter_4.pth").read_bytes()
+    (folder / "iter_4.pth").write_bytes(content[: len(content) // 2])
+    assert last_checkpoint(folder.parent) == folder / "iter_2.pth" and "iter_4.pth is damaged" in caplog.text
+    (folder / "iter_2.pth").write_bytes(b"")
+    with pytest.raises(UserError, match="holds no whole checkpoint"):
+        last_checkpoint(folder.parent)
+
+
+def test_a_checkpoint_outside_of_a_run_folder_is_not_gone_on_from(tmp_path):
+    """Its folder's parent would become the run folder."""
+    torch.save({}, tmp_path / "epoch_12.pth")
+    with pytest.raises(UserError, match="load_from=.* starts a new run"):
+        checkpoint_to_resume(str(tmp_path / "epoch_12.pth"), "runs", None)
+
+
+def test_a_try_that_came_to_nothing_leaves_no_config(tmp_path):
+    for text in ("a = 1", "a = 2"):
+        RunFiles.create(str(tmp_path), "run", "run", again=True).write_start(text, [])
+    assert (tmp_path / "run" / "config.py").read_text() == "a = 2"
+
+
+def test_an_evaluation_that_is_cut_off_saves_the_weights_where_they_belong(tmp_path):
+    """MMEngine's EMAHook puts the average in the place of the weights while it evaluates."""
+    runner = SimpleNamespace(model=nn.Linear(1, 1, bias=False), epoch=0, iter=3)
+    average = EMAHook()
+    average.before_run(runner)
+    runner.hooks = [average]
+    nn.init.constant_(runner.model.weight, 1.0)
+    nn.init.constant_(average.ema_model.module.weight, 5.0)
+    average.before_val_epoch(runner)
+    saved, checkpoints = [], RunCheckpoints()
+    checkpoints.out_dir, checkpoints.filename_tmpl = str(tmp_path), "{}.pth"
+    checkpoints._save_checkpoint_with_step = lambda *_, **__: saved.append(runner.model.weight.item())
+    checkpoints.save_now(runner, within_update=False)
+    assert saved == [1.0]
+
+
+def test_a_run_that_stopped_in_the_last_update_of_an_epoch_does_not_repeat_it():
+    made, called = [], []
+    loop = EpochLoop.__new__(EpochLoop)
+    loop._runner = SimpleNamespace(call_hook=called.append, model=nn.Identity())
+    loop.dataloader, loop._epoch = DataLoader(range(4), batch_size=1), 1
+    loop.run_iter = lambda index, batch: made.append(index)
+    for done in (7, 8):
+        loop._iter, loop._epoch = done, 1
+        loop.run_epoch()
+        assert loop._epoch == 2 and called[-1] == "after_train_epoch"
+    assert made == [3]
+
+
+def test_start_weights_that_do_not_fit_are_an_error(caplog):
+    model = nn.ModuleDict(dict(backbone=nn.Linear(2, 2), bbox_head=nn.Linear(2, 3)))
+    model.backbone, runner = model["backbone"], SimpleNamespace(model=model)
+    hook = StartWeights("file.pth")
+    with caplog.at_level(logging.INFO):
+        other_head = {"module.bbox_head.weight": torch.ones(9, 2)}
+        backbone = {f"module.backbone.{name}": value for name, value in model.backbone.state_dict().items()}
+        hook.after_load_checkpoint(runner, {"state_dict": backbone | other_head})
+    assert "load_from    file.pth: matched 2 tensors" in caplog.text and "reshaped 1" in caplog.text
+    for tensors in ({"a.b": torch.ones(3)}, other_head, model.backbone.state_dict()):
+        with pytest.raises(UserError, match="load_from=file.pth: its backbone fits 0.0 %"):
+            hook.after_load_checkpoint(runner, {"state_dict": tensors})
+
+
+def test_what_a_part_refuses_is_one_sentence():
+    for error in (ValueError("arch='tinny' is unknown"), TypeError("arch='tinny' is unknown")):
+        with pytest.raises(UserError, match="the config does not work: arch='tinny' is unknown"), naming_parts():
+            raise error
 
 
 def test_class_maps_are_called_as_their_images():

@@ -14,10 +14,12 @@ pytest.importorskip("mmdet", reason="needs the extra mm")
 import torch  # noqa: E402
 
 from tests.openmmlab.small import DETECTOR, SEGMENTOR, write_config  # noqa: E402
+from vit3.doctor.check import FAIL  # noqa: E402
 from vit3.engine.distributed import Processes  # noqa: E402
 from vit3.errors import UserError  # noqa: E402
 from vit3.openmmlab.adapt import adapt, forget_pretrained, scale_learning_rate  # noqa: E402
-from vit3.openmmlab.before import check_classes  # noqa: E402
+from vit3.openmmlab.before import check_classes, check_evaluator, check_losses  # noqa: E402
+from vit3.openmmlab.checkpoints import keep_checkpoints  # noqa: E402
 from vit3.openmmlab.settings import _read_config, read_settings  # noqa: E402
 
 CPU = Processes(torch.device("cpu"))
@@ -89,6 +91,8 @@ def test_lists_become_the_tuples_that_transforms_ask_for(detector):
         ("name=[1", "YAML cannot read"),
         ("seed=one", "seed=one is not allowed; it must be of type int"),
         ("seed=true", "seed=True is not allowed"),
+        ("train_cfg.max_epochs=many", "train_cfg.max_epochs=many is not allowed; it must be a number, such as 2"),
+        ("train_dataloader.persistent_workers=on_", "must be true or false, such as false"),
         ("device=gpu", "use one of: auto, cpu, cuda"),
         ("threshold=2", "between 0 and 1"),
         ("images=x", "images is no key of train, but of predict"),
@@ -187,5 +191,32 @@ def test_two_processes_on_a_cpu_get_a_wrapper_without_devices(segmentor, monkeyp
 def test_start_weights_are_forgotten(detector):
     start = "+model.backbone.init_cfg={type: Pretrained, checkpoint: gone.pth}"
     config = read_settings(detector, [start]).config
+    config.model.neck.pretrained = True  # as of timm's models
     forget_pretrained(config)
-    assert config.model.backbone.init_cfg is None
+    assert config.model.backbone.init_cfg is None and config.model.neck.pretrained is False
+
+
+def test_an_optimiser_that_does_not_exist(detector):
+    config = read_settings(detector, ["optim_wrapper.optimizer.type=AdamWW"]).config
+    with pytest.raises(UserError, match="type=AdamWW is no optimiser that MMEngine knows; did you mean AdamW?"):
+        scale_learning_rate(config, 1, True)
+
+
+def test_scores_of_other_annotations_are_refused(detector):
+    assert check_evaluator(read_settings(detector, ["data_root=elsewhere"]).config) == []
+    config = read_settings(detector, ["val_dataloader.dataset.ann_file=annotations/mine.json"]).config
+    (check,) = check_evaluator(config)
+    assert "set val_evaluator.ann_file=data/coco/annotations/mine.json" in check.sentence
+
+
+def test_one_channel_under_a_softmax_is_refused(segmentor):
+    assert check_losses(read_settings(segmentor, []).config) == []
+    (check,) = check_losses(read_settings(segmentor, ["classes=[thing]"]).config)
+    assert check.status == FAIL and "which is always 0" in check.sentence
+
+
+def test_the_score_that_decides_may_be_chosen(detector):
+    config = read_settings(detector, []).config
+    assert keep_checkpoints(config) == config.default_hooks.checkpoint.save_best == "coco/bbox_mAP"
+    config.default_hooks.checkpoint.save_best = "coco/segm_mAP"
+    assert keep_checkpoints(config) == config.default_hooks.checkpoint.save_best == "coco/segm_mAP"

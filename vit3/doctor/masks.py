@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,18 +36,19 @@ def check_masks(
     image_suffix: str = ".jpg",
     mask_suffix: str = ".png",
     sample: int = 200,
+    only: Collection[str] | None = None,
 ) -> list[Check]:
     """Look for the mask of every image, and read a sample of them.
 
     Args:
         images, masks: folders; a mask has its image's path with the other suffix. classes: names of labels 0, 1, ….
         ignore_index: label of pixels without a class. reduce_zero_label: 0 in a file is no class and 1 the first one.
-        sample: masks to read at most, evenly spread.
+        sample: masks to read at most, evenly spread. only: paths of images without suffix, where not all are used.
 
     Returns:
         What was found; later checks are left out where files are missing.
     """
-    stems, first = _pairs(images, masks, image_suffix, mask_suffix)
+    stems, first = _pairs(images, masks, image_suffix, mask_suffix, only)
     if first.status == FAIL:
         return [first]
 
@@ -72,7 +73,9 @@ def check_masks(
     return found
 
 
-def _pairs(images: Path, masks: Path, image_suffix: str, mask_suffix: str) -> tuple[list[str], Check]:
+def _pairs(
+    images: Path, masks: Path, image_suffix: str, mask_suffix: str, only: Collection[str] | None
+) -> tuple[list[str], Check]:
     """Paths of images below their folder, without suffix."""
     name = "pairs"
     for folder in (images, masks):
@@ -85,6 +88,12 @@ def _pairs(images: Path, masks: Path, image_suffix: str, mask_suffix: str) -> tu
     if not stems:
         return [], Check(name, FAIL, f"{images} holds no file that ends in {image_suffix}",
                          "give the folder of the images, or their suffix")  # fmt: skip
+    if only is not None:
+        absent = sorted(set(only) - stems)
+        if absent:
+            detail = f"{images / absent[0]}{image_suffix} is listed and does not exist ({len(absent):,} are so)"
+            return [], Check(name, FAIL, detail, "correct the list, or give the images' suffix")
+        stems, others = set(only), others & set(only)
     lost = sorted(stems - others)
     if lost:
         more = f" (and {len(lost) - 1:,} more of {len(stems):,} images)" if lost[1:] else ""

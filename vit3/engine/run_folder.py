@@ -53,6 +53,7 @@ class RunFolder:
             probe = path / ".write-test"
             probe.write_text("ok")
             probe.unlink()
+            (path / cls.config_name).unlink(missing_ok=True)  # of a try that came to nothing: this one may differ
         except OSError as error:
             raise UserError(f"output={output} is not writable ({error}); choose another output=FOLDER") from error
         return cls(path)

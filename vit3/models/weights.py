@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 # Where checkpoints keep their weights, best first; the EMA copy is taken only on request.
 _RAW_KEYS = ("state_dict", "model")
-_EMA_KEYS = ("state_dict_ema", "model_ema", "ema_state_dict")
+_EMA_KEYS = ("state_dict_ema", "model_ema")
+_EXCHANGED = "ema_state_dict"  # MMEngine's files have the average under "state_dict" and here the raw weights
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 _TRUNKS = ("backbone.", "body.")  # what detectors and segmentors call the part that classifiers share with them
 
@@ -191,7 +192,7 @@ def _read(path: Path, ema: bool) -> tuple[dict[str, Tensor], Sequence[str] | Non
 def _state_dict(checkpoint, path: Path, ema: bool) -> dict[str, Tensor]:
     """The weights inside a checkpoint: under a known key, or the checkpoint itself."""
     if isinstance(checkpoint, Mapping):
-        for key in _EMA_KEYS if ema else _RAW_KEYS:
+        for key in _EMA_KEYS if ema and _EXCHANGED not in checkpoint else _RAW_KEYS:
             if isinstance(checkpoint.get(key), Mapping):
                 checkpoint = checkpoint[key]
                 break

@@ -9,7 +9,9 @@ from typing import Any
 
 import mmengine.device.utils as mm_device
 from mmengine.config import Config
+from mmengine.registry import OPTIMIZERS
 
+from vit3.config import nearest
 from vit3.engine.distributed import Processes
 from vit3.errors import UserError
 from vit3.openmmlab.settings import EVALUATORS, LOADERS, Settings, dicts_of
@@ -99,11 +101,14 @@ def scale_learning_rate(config: Config, world_size: int, wanted: bool) -> dict[s
         ``global_batch``, ``batch_per_process``, ``lr`` (effective) and ``lr_config``.
 
     Raises:
-        UserError: the config has no single learning rate.
+        UserError: the config has no single learning rate, or an unknown optimiser.
     """
     optimizer = config.optim_wrapper.get("optimizer") or {}
     if "lr" not in optimizer:
         raise UserError("optim_wrapper.optimizer.lr is missing; the commands need one optimiser with a learning rate")
+    if isinstance(optimizer.get("type"), str) and OPTIMIZERS.get(optimizer.type) is None:
+        cure = nearest(optimizer.type, OPTIMIZERS.module_dict)
+        raise UserError(f"optim_wrapper.optimizer.type={optimizer.type} is no optimiser that MMEngine knows; {cure}")
     loader = config.train_dataloader
     batch = loader.get("batch_size") or (loader.get("batch_sampler") or {}).get("batch_size") or 1
     accumulated = config.optim_wrapper.get("accumulative_counts", 1)
@@ -137,5 +142,5 @@ def forget_pretrained(config: Config) -> None:
         start = node.get("init_cfg")
         if hasattr(start, "get") and start.get("type") == "Pretrained":
             node.init_cfg = None
-        if isinstance(node.get("pretrained"), str):
-            node.pretrained = None
+        if node.get("pretrained"):
+            node.pretrained = False if node.pretrained is True else None  # timm's switch, or the name of a file

@@ -28,7 +28,7 @@ def before_first_step(config: Config, loaders: Sequence[str] = ("train_dataloade
     Raises:
         UserError: the first failed check.
     """
-    checks = [*check_classes(config), *check_data(config, loaders)]
+    checks = [*check_classes(config), *check_losses(config), *check_evaluator(config), *check_data(config, loaders)]
     for check in checks:
         if check.status == WARNING:
             logger.warning("%s: %s", check.name, check.sentence)
@@ -61,6 +61,30 @@ def check_classes(config: Config) -> list[Check]:
     return [Check("classes", OK, f"{len(classes)} classes in data and heads")]
 
 
+def check_losses(config: Config) -> list[Check]:
+    """Whether a segmentor's head with a single channel has a loss that can learn from it."""
+    for node in dicts_of(config.model):
+        channels = node.get("out_channels") or node.get("num_classes")
+        losses = [loss for loss in dicts_of(node.get("loss_decode")) if loss.get("type") == "CrossEntropyLoss"]
+        if channels == 1 and any(not loss.get("use_sigmoid") for loss in losses):
+            return [Check("losses", FAIL, "a head with one output channel has a softmax loss, which is always 0",
+                          "give two classes, such as classes=[background,thing]; one channel for them needs "
+                          "loss_decode.use_sigmoid=true")]  # fmt: skip
+    return []
+
+
+def check_evaluator(config: Config) -> list[Check]:
+    """Whether COCO's scores are computed from the annotations of the images that are evaluated."""
+    sets = datasets_of(config.get("val_dataloader"))
+    read = [Path(dataset.get("data_root") or "") / dataset.ann_file for dataset in sets if dataset.get("ann_file")]
+    for node in dicts_of(config.get("val_evaluator")):
+        if node.get("type") == "CocoMetric" and node.get("ann_file") and len(read) == 1:
+            if Path(node.ann_file).absolute() != read[0].absolute():
+                detail = f"val_evaluator.ann_file={node.ann_file} is not what val_dataloader reads, {read[0]}"
+                return [Check("evaluator", FAIL, detail, f"set val_evaluator.ann_file={read[0]}")]
+    return []
+
+
 def check_data(config: Config, loaders: Sequence[str]) -> list[Check]:
     """The files of the data, as :mod:`vit3.doctor` looks at them."""
     checks: list[Check] = []
@@ -83,10 +107,13 @@ def _look_inside(config: Config, dataset: Any) -> Iterable[Check]:
     if config.default_scope == "mmseg" and prefix.get("seg_map_path") is not None and classes is not None:
         names = ("img_suffix", "seg_map_suffix", "reduce_zero_label", "ignore_index")
         suffix, mask_suffix, reduce, ignore = (_of_dataset(dataset, name) for name in names)
+        own = (getattr(class_of(dataset), "METAINFO", None) or {}).get("classes")
+        split = dataset.get("ann_file") or ""
         return check_masks(
             root / prefix.img_path,
             root / prefix.seg_map_path,
-            classes,
+            own or classes,  # masks have the labels of a named set; mmseg takes those of some classes out of them
+            only=[line.strip() for line in (root / split).read_text().splitlines()] if split else None,
             ignore_index=255 if ignore is None else ignore,
             reduce_zero_label=bool(reduce),
             image_suffix=suffix or ".jpg",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import zipfile
 from pathlib import Path
 
 from mmengine.config import Config
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, EMAHook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
 from vit3.errors import UserError
 from vit3.openmmlab.settings import dicts_of
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 _LAST = "last_checkpoint"  # MMEngine's note of the newest whole file
@@ -35,6 +39,10 @@ class RunCheckpoints(CheckpointHook):
         Returns:
             The file.
         """
+        if not within_update:  # an evaluation is cut off, which has the average in the place of the weights
+            for hook in runner.hooks:
+                if isinstance(hook, EMAHook):
+                    hook.after_val_epoch(runner)
         updates = runner.iter + within_update
         step = f"{runner.epoch}_update_{updates}" if self.by_epoch else updates
         path = Path(self.out_dir) / self.filename_tmpl.format(step)
@@ -57,7 +65,9 @@ def keep_checkpoints(config: Config) -> str | None:
     if settings["max_keep_ckpts"] == -1:
         settings["max_keep_ckpts"] = 2
     if score and config.get("val_cfg"):
-        settings |= dict(save_best=score, rule="greater")
+        if settings.get("save_best") in (None, "auto"):
+            settings |= dict(save_best=score, rule="greater")
+        score = settings["save_best"]
     settings.pop("out_dir", None)
     hooks.checkpoint = settings | dict(type="RunCheckpoints", save_last=True)
     return score
@@ -76,12 +86,32 @@ def score_of(config: Config) -> str | None:
 
 
 def last_checkpoint(run: Path) -> Path | None:
-    """The newest whole checkpoint of a run folder, None where there is none."""
-    note = run / _LAST
-    if not note.is_file():
-        return None
-    path = run / FOLDER / Path(note.read_text().strip()).name
-    return path if path.is_file() else None
+    """The newest whole checkpoint of a run folder, None where there never was one; damaged ones are named.
+
+    Raises:
+        UserError: there are only damaged ones.
+    """
+    note, folder = run / _LAST, run / FOLDER
+    files = [file for file in folder.glob("*.pth") if not file.name.startswith("best_")]
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    if note.is_file():
+        noted = folder / Path(note.read_text().strip()).name
+        files.sort(key=lambda file: file != noted)  # first
+    for file in files:
+        if _whole(file):
+            return file
+        logger.warning("skipped: %s is damaged", file)
+    if files and note.is_file():
+        raise UserError(f"{run} holds no whole checkpoint in {FOLDER}/; take the folder away to start anew")
+    return None
+
+
+def _whole(file: Path) -> bool:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.testzip() is None
+    except Exception:  # damaged bytes make zipfile raise almost anything
+        return False
 
 
 def checkpoint_to_resume(resume: str | None, output: str, name: str | None) -> Path | None:
@@ -91,7 +121,7 @@ def checkpoint_to_resume(resume: str | None, output: str, name: str | None) -> P
         resume: None, a run folder, a file, or ``auto``: what OUTPUT/NAME holds, nothing where that is new.
 
     Raises:
-        UserError: nothing to go on from at an explicit path, or ``auto`` without a name.
+        UserError: nothing to go on from at an explicit path, a file outside of run folders, or ``auto`` without a name.
     """
     if resume is None:
         return None
@@ -100,7 +130,12 @@ def checkpoint_to_resume(resume: str | None, output: str, name: str | None) -> P
             raise UserError("resume=auto needs name=NAME, the run folder below output to continue or to start")
         return last_checkpoint(Path(output) / name)
     path = Path(resume)
-    found = last_checkpoint(path) if path.is_dir() else path if path.is_file() else None
+    if path.is_file() and path.resolve().parent.name != FOLDER:
+        raise UserError(
+            f"resume={resume} lies in no {FOLDER}/ of a run folder, so there is none to go on in; "
+            f"load_from={resume} starts a new run from its weights"
+        )
+    found = last_checkpoint(path) if path.is_dir() else path.resolve() if path.is_file() else None
     if found is None:
         raise UserError(f"resume={resume}: no such checkpoint, and no run folder that has one; name=NAME starts one")
     return found

@@ -19,11 +19,12 @@ from vit3.engine.trackers import Trackers, WandbTracker
 from vit3.openmmlab.adapt import adapt, forget_pretrained, scale_learning_rate
 from vit3.openmmlab.batch_one import let_single_values_pass
 from vit3.openmmlab.before import before_first_step
+from vit3.openmmlab.channels import check_channels
 from vit3.openmmlab.checkpoints import RunCheckpoints, checkpoint_to_resume, checkpoint_to_use, keep_checkpoints
 from vit3.openmmlab.files import use_safe_loader
 from vit3.openmmlab.pictures import plot_validation
 from vit3.openmmlab.predict import predict_images
-from vit3.openmmlab.runner import WholeCheckpoint, build_runner, quietly
+from vit3.openmmlab.runner import StartWeights, WholeCheckpoint, build_runner, quietly
 from vit3.openmmlab.runs import SCORES, RunFiles, RunRecorder, our_scores
 from vit3.openmmlab.settings import Settings, read_settings
 
@@ -54,6 +55,10 @@ def train(config: Path, arguments: list[str]) -> None:
     with stop_requests() as stop, quietly():
         runner = build_runner(derived)
         let_single_values_pass(runner.model)
+        check_channels(runner.model)
+        if derived.get("load_from"):
+            hook = WholeCheckpoint if place is not None else StartWeights
+            runner.register_hook(hook(derived.load_from), priority="HIGHEST")
         recorder = _record(runner, run, facts | {"world_size": processes.world_size}, score, stop, settings, processes)
         _announce(runner, facts, processes, place)
         try:

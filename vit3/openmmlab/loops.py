@@ -26,7 +26,7 @@ class EpochLoop(EpochBasedTrainLoop):
         self.runner.call_hook("before_train_epoch")  # gives the sampler its epoch
         self.runner.model.train()
         batches = list(self.dataloader.batch_sampler)
-        if not 0 < done < len(batches):
+        if not 0 < done <= len(batches):  # all of them: it stopped in the last one
             logger.warning("epoch %d starts anew: its length is not what it was when the run stopped", self._epoch + 1)
             done = 0
         loader = self.dataloader

@@ -20,7 +20,9 @@ from torch import nn
 
 from vit3.errors import UserError
 from vit3.models.unpickle import WeightsError
-from vit3.models.weights import match
+from vit3.models.weights import match, strip_prefixes, trunk
+
+logger = logging.getLogger(__name__)
 
 # What the libraries say of themselves at every start, and a user cannot mend; in log lines and in Python's warnings
 _CHATTER = (
@@ -45,6 +47,20 @@ class PlainRunner(Runner):
 
     def dump_config(self) -> None:
         """Nothing."""
+
+    def build_train_loop(self, loop):
+        """As MMEngine's; what a data set or its loader refuses is said in one sentence."""
+        with naming_parts():
+            return super().build_train_loop(loop)
+
+    def load_checkpoint(self, *args, **kwargs):
+        """As MMEngine's; a file that is missing or damaged is said in one sentence."""
+        with naming_parts():
+            return super().load_checkpoint(*args, **kwargs)
+
+    def _init_model_weights(self) -> None:
+        with naming_parts():  # files of start weights
+            super()._init_model_weights()
 
 
 @contextlib.contextmanager
@@ -85,9 +101,14 @@ def build_model(config: Config, device: torch.device) -> nn.Module:
 
 @contextlib.contextmanager
 def naming_parts() -> Iterator[None]:
-    """Context in which an unknown ``type=`` is said in one sentence, with the names that this package registers."""
+    """Context in which what the parts of a config refuse is said in one sentence.
+
+    Of an unknown ``type=`` it also says the names that this package registers.
+    """
     try:
         yield
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        raise UserError(f"the config does not work: {error}") from error
     except KeyError as error:
         text = str(error).strip("\"'")
         if "registry" not in text:
@@ -97,6 +118,23 @@ def naming_parts() -> Iterator[None]:
             f"{text.split('. Please')[0]}; of this package there are {ours or 'none'}, which need "
             'custom_imports = dict(imports=["vit3.openmmlab"]) in the config'
         ) from error
+
+
+class StartWeights(Hook):
+    """Says what ``load_from=`` gives a Runner, and lets it take only what has the backbone."""
+
+    def __init__(self, path: Any):
+        self.path = path
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        model = runner.model.module if hasattr(runner.model, "module") else runner.model
+        tensors = strip_prefixes(checkpoint.get("state_dict", checkpoint))
+        backbone = {name: value for name, value in tensors.items() if name.startswith("backbone.")}
+        try:
+            match(trunk(backbone), model.backbone).require(0.95, f"load_from={self.path}: its backbone")
+        except WeightsError as error:
+            raise UserError(f"{error}; a classifier goes to model.backbone.init_cfg.checkpoint=FILE") from error
+        logger.info("load_from    %s: %s", self.path, match(tensors, model))
 
 
 class WholeCheckpoint(Hook):

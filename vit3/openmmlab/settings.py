@@ -189,6 +189,10 @@ def _set_key(config: Config, key: str, value: Any, added: bool, own: set[str]) -
         if part not in names:
             break
         node = node[part] if hasattr(node, "keys") else node[int(part)]
+    old = node if depth == len(parts) - 1 and not added else None
+    if isinstance(value, str) and isinstance(old, int | float):  # numbers and switches; they may become null or a list
+        kind = "true or false" if isinstance(old, bool) else "a number"
+        raise UserError(f"{key}={value} is not allowed; it must be {kind}, such as {str(old).lower()}")
     tree: Any = _with_tuples(value, parts[-1], node if depth == len(parts) - 1 else None)
     for part in reversed(parts):
         tree = {part: tree}
