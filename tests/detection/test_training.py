@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 
 import pytest
 import torch
 
 from tests.detection.toy import CONFIG, arguments, edit, make_coco, no_pictures
 from vit3.build import detection
+from vit3.build.detector import build_detector
+from vit3.detection.config import checked, compose
 from vit3.engine.checkpoint import load_checkpoint
 from vit3.engine.update import Updater
 from vit3.errors import UserError
@@ -83,7 +86,7 @@ def test_test_gives_the_numbers_that_training_logged(root, finished, caplog):
         assert f"{name} {record[f'{prefix}/{name}']:.6f}" in line
 
 
-def test_a_run_that_stops_goes_on_to_the_last_bit(root, finished, tmp_path, monkeypatch):
+def test_a_run_that_stops_goes_on_to_the_last_bit(root, finished, tmp_path, monkeypatch, caplog):
     passes, original = [], Updater.run
 
     def dying(self, *args):
@@ -97,7 +100,9 @@ def test_a_run_that_stops_goes_on_to_the_last_bit(root, finished, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         detection.train(CONFIG, command)
     assert load_checkpoint(tmp_path / "b")["updates"] == 2
-    detection.train(CONFIG, command)
+    with caplog.at_level(logging.WARNING):
+        detection.train(CONFIG, [*command, f"data_root={os.path.relpath(root)}"])
+    assert "changed since" not in caplog.text
     there, here = load_checkpoint(finished), load_checkpoint(tmp_path / "b")
     assert timeless(tmp_path / "b") == timeless(finished)
     for key in ("state_dict", "state_dict_ema"):
@@ -124,3 +129,26 @@ def test_data_that_cannot_be_learnt_from(root, tmp_path):
     with pytest.raises(UserError, match="has 4 images and no instance on them"):
         run()
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_starts_from_the_backbone_of_any_file(finished, tmp_path, caplog):
+    """R16: a detector's run, its averaged weights, a classifier under prefixes; a foreign file is an error."""
+    state = load_checkpoint(finished / "best_ema.pt")["state_dict_ema"]
+    body = {name.removeprefix("backbone.body."): value for name, value in state.items() if ".body." in name}
+    for name, prefix in (("a", "module.model."), ("b", "_orig_mod."), ("c", "backbone.")):
+        torch.save({"state_dict": {prefix + key: value for key, value in body.items()}}, tmp_path / f"{name}.pth")
+    torch.save(state["backbone.body.norm0.weight"], tmp_path / "d.pth")
+
+    def start(path):
+        cfg = checked(compose(finished / "config.yaml", [f"model.pretrained={path}"]))
+        return build_detector(cfg, 5).backbone.body.state_dict()
+
+    with caplog.at_level(logging.INFO):
+        for path in (finished / "best_ema.pt", tmp_path / "a.pth", tmp_path / "b.pth", tmp_path / "c.pth"):
+            assert all(torch.equal(value, body[name]) for name, value in start(path).items())
+            assert f"model.pretrained={path}: matched {len(body)} tensors" in caplog.text
+        start(finished)
+        assert f"model.pretrained={finished / 'best_'}" in caplog.text
+    for path, sentence in ((tmp_path / "d.pth", "holds no weights"), (tmp_path / "e.pth", "no such file")):
+        with pytest.raises(UserError, match=f"model.pretrained={path}: .*{sentence}"):
+            start(path)
