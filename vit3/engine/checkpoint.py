@@ -67,7 +67,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(
             f"{path} is damaged or no checkpoint of this program; convert the authors' files with tools/convert.py "
-            "and pass other weights as model.checkpoint=FILE"
+            "and start from other weights by model.checkpoint=FILE, of a detector's backbone by model.pretrained=FILE"
         )
     return state
 
