@@ -160,6 +160,8 @@ def test_options_that_torchvision_lacks_are_refused(make):
     """It takes any word and drops it."""
     with pytest.raises(ValueError, match="box_nms_tresh is no option .* did you mean box_nms_thresh"):
         small(make=make, box_nms_tresh=0.4)
+    with pytest.raises(ValueError, match="box_nms_thresh=0,4 must be a number"):
+        small(make=make, box_nms_thresh="0,4")
     assert small(make=make, box_nms_thresh=0.4, fixed_size=(64, 64)).roi_heads.nms_thresh == 0.4
 
 

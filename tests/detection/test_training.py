@@ -11,9 +11,10 @@ import torch
 
 from tests.detection.toy import CONFIG, arguments, edit, make_coco, no_pictures
 from vit3.build import detection
-from vit3.build.detector import build_detector
+from vit3.build.detector import build_batches, build_detection_trainer, build_detector, build_images
 from vit3.detection.config import checked, compose
 from vit3.engine.checkpoint import load_checkpoint
+from vit3.engine.distributed import Processes
 from vit3.engine.update import Updater
 from vit3.errors import UserError
 
@@ -114,6 +115,28 @@ def test_a_run_that_stops_goes_on_to_the_last_bit(root, finished, tmp_path, monk
         detection.train(CONFIG, [*command, "model.out_channels=32", "engine.epochs=3"])
 
 
+def test_the_trainer_is_built_as_the_configuration_says(root):
+    """Two updates an epoch: the rate falls after the milestones by the given factor."""
+    more = (
+        "optim.sched=multistep", "optim.milestones=[1,3]", "optim.decay_rate=0.5", "optim.warmup_epochs=0",
+        "engine.epochs=4", "optim.lr=1", "optim.lr_batch=2", "optim.clip_grad=7", "augment.hflip=1",
+        "engine.max_per_process=1", "augment.crop_prob=0",
+    )  # fmt: skip
+    cfg = checked(compose(CONFIG, arguments(root, root, *more)))
+    train, val = (build_images(cfg, split) for split in ("train", "val"))
+    plan = build_batches(cfg, len(train), 1)
+    trainer = build_detection_trainer(cfg, train, val, build_detector(cfg, 2), plan, {}, Processes(torch.device("cpu")))
+    rates = []
+    for updates in range(1, 9):
+        trainer.updater.counts.updates = updates
+        trainer.updater.set_rates()
+        rates.append(trainer.updater.optimizer.param_groups[0]["lr"])
+    assert rates == [1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25]  # of the updates 2 to 9
+    assert trainer.updater.clip_grad == 7 and trainer.val_loader.loader.batch_size == plan.accumulation // 2 == 1
+    flipped, _ = train[0]
+    assert torch.allclose(flipped, torch.from_numpy(train.pixels(0)).permute(2, 0, 1).flip(-1) / 255)
+
+
 def test_data_that_cannot_be_learnt_from(root, tmp_path):
     def run(*more):
         detection.train(CONFIG, arguments(data, tmp_path, *more))
@@ -125,6 +148,8 @@ def test_data_that_cannot_be_learnt_from(root, tmp_path):
         run("model.backbone=resnet")
     with pytest.raises(UserError, match="model cannot be built .* unexpected keyword argument 'dimz'"):
         run("model.backbone_kwargs.dimz=[8]")
+    with pytest.raises(UserError, match="in_chans=1 is not possible: images are read in 3 channels"):
+        run("model.backbone_kwargs.in_chans=1")
     edit(data, "val", lambda content: content.update(annotations=[]))
     with pytest.raises(UserError, match="has 4 images and no instance on them"):
         run()
@@ -149,6 +174,12 @@ def test_a_run_starts_from_the_backbone_of_any_file(finished, tmp_path, caplog):
             assert f"model.pretrained={path}: matched {len(body)} tensors" in caplog.text
         start(finished)
         assert f"model.pretrained={finished / 'best_'}" in caplog.text
-    for path, sentence in ((tmp_path / "d.pth", "holds no weights"), (tmp_path / "e.pth", "no such file")):
+    torch.save({"state_dict_ema": body}, tmp_path / "f.pth")
+    mistakes = (
+        ("d", "holds no weights"),
+        ("e", "no such file"),
+        ("f", "a moving average alone .state_dict_ema.; take"),
+    )
+    for path, sentence in ((tmp_path / f"{name}.pth", sentence) for name, sentence in mistakes):
         with pytest.raises(UserError, match=f"model.pretrained={path}: .*{sentence}"):
             start(path)

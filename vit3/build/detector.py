@@ -60,6 +60,8 @@ def build_detector(cfg: DetectionConfig, num_classes: int, pretrained: bool = Tr
         widths["mask_channels"] = m.mask_channels
     if m.backbone not in BACKBONES:
         raise UserError(f"model.backbone={m.backbone} is unknown; use one of: {', '.join(BACKBONES)}")
+    if (channels := m.backbone_kwargs.get("in_chans", 3)) != 3:
+        raise UserError(f"model.backbone_kwargs.in_chans={channels} is not possible: images are read in 3 channels")
     try:
         model = DETECTORS[m.name](
             m.backbone, num_classes, frozen_stages=m.frozen_stages, with_cp=m.with_cp, drop_path_rate=m.drop_path_rate,

@@ -134,11 +134,13 @@ def _backbone(backbone, num_classes, pretrained, out_channels, kwargs, **options
 
 def _check_options(options: dict, detector: type) -> None:
     """Name the nearest option where one is unknown: torchvision's last constructor takes any word and drops it."""
-    known = {name for kind in (detector, GeneralizedRCNNTransform) for name in inspect.signature(kind).parameters}
-    known -= {"backbone", "num_classes", "min_size", "max_size", "kwargs"}
-    for name in options:
-        if name not in known:
-            raise ValueError(f"{name} is no option of torchvision's {detector.__name__}; {nearest(name, known)}")
+    known = {**inspect.signature(GeneralizedRCNNTransform).parameters, **inspect.signature(detector).parameters}
+    allowed = known.keys() - {"backbone", "num_classes", "min_size", "max_size", "kwargs"}
+    for name, value in options.items():
+        if name not in allowed:
+            raise ValueError(f"{name} is no option of torchvision's {detector.__name__}; {nearest(name, allowed)}")
+        if isinstance(known[name].default, (int, float)) and not isinstance(value, (int, float)):
+            raise ValueError(f"{name}={value} must be a number")  # else the first image would fail
 
 
 def _parts(maps: PyramidBackbone, num_classes: int, box_channels: int) -> dict:
