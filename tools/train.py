@@ -71,7 +71,7 @@ def train(cfg: DictConfig) -> None:
     announce(run_cfg, run, facts, processes)
     if state is not None:
         trainer.resume(state)
-        announce_resume(place, state, dataclasses.asdict(run_cfg), len(data.train), processes)
+        announce_resume(place, state, trainer.metadata["config"], len(data.train), processes)
         del state  # as large as model and optimiser together
     summary = trainer.fit(
         run,

@@ -12,6 +12,7 @@ from vit3.config import nearest
 from vit3.errors import UserError
 
 COMMANDS = ("train", "test", "predict", "flops")
+_EXTRAS = {"mmengine": "mm", "mmcv": "mm", "mmdet": "mm", "mmseg": "mm", "pycocotools": "det"}
 
 
 def run_commands(tool: str, backends: Mapping[str, str]) -> None:
@@ -40,9 +41,9 @@ def _dispatch(tool: str, backends: Mapping[str, str], arguments: list[str]) -> N
     if not config.is_file():
         raise UserError(f"{config}: no such configuration file; those that come along are in configs/")
     try:
-        backend = importlib.import_module(backends[config.suffix])
+        getattr(importlib.import_module(backends[config.suffix]), command)(config, rest[1:])
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("mmengine", "mmcv", "mmdet", "mmseg"):
+        extra = _EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
             raise
-        raise UserError(f"{config} needs {error.name}: pip install -e .[mm]") from error
-    getattr(backend, command)(config, rest[1:])
+        raise UserError(f"{config} needs {error.name}: pip install -e .[{extra}]") from error

@@ -286,6 +286,8 @@ def typed(cfg: DictConfig, schema: type) -> Any:
         run = OmegaConf.to_object(OmegaConf.merge(_structured(schema), cfg))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
+        if "is not a ListConfig" in reason:
+            reason = "the value must be a list, in brackets: [1,2]"
         raise UserError(f"{getattr(error, 'full_key', None) or 'config'}: {reason}") from error
     except ValueError as error:  # what a frozen part says of its values
         raise UserError(str(error)) from error

@@ -157,3 +157,21 @@ def test_mistakes_are_sentences(root):
 def test_grey_images_are_read_in_three_channels(root):
     Image.new("L", (131, 97), 7).save(root / "train2017" / "000000000000.png")
     assert opened(root).pixels(0).shape == (97, 131, 3)
+
+
+def test_what_own_data_often_lacks(root):
+    """COCOeval reads area and iscrowd; ids that are words cannot be put into tensors."""
+
+    def lacking(content):
+        for annotation in content["annotations"]:
+            del annotation["area"], annotation["iscrowd"]
+
+    edit(root, "val", lacking)
+    coco = opened(root, "val").coco
+    assert all(a["iscrowd"] == 0 and a["area"] == a["bbox"][2] * a["bbox"][3] > 0 for a in coco.anns.values())
+    edit(root, "val", lambda content: content["categories"][0].pop("name"))
+    with pytest.raises(UserError, match="a category has no 'name'"):
+        opened(root, "val")
+    edit(root, "train", lambda content: content["images"][0].update(id="a"))
+    with pytest.raises(UserError, match="has the id 'a'; ids of images and categories must be whole numbers"):
+        opened(root, "train")

@@ -46,3 +46,12 @@ def test_turned_as_the_camera_says(tmp_path):
     image.save(tmp_path / "a.png", exif=exif)
     assert read_rgb(tmp_path / "a.png").shape == (4, 6, 3)
     assert np.array_equal(read_rgb(tmp_path / "a.png", upright=True)[..., 0], np.rot90(np.asarray(image), -1))
+
+
+def test_sixteen_bits_are_scaled_and_endless_images_are_a_sentence(tmp_path, monkeypatch):
+    """Pillow would clip the first to white; the second is its own kind of error."""
+    Image.fromarray(np.full((4, 6), 40_000, np.uint16)).save(tmp_path / "a.png")
+    assert (read_rgb(tmp_path / "a.png") == 40_000 >> 8).all()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(UserError, match="a.png cannot be decoded"):
+        read_rgb(tmp_path / "a.png")

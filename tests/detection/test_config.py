@@ -55,6 +55,7 @@ def test_keys_that_other_backends_know_too():
         ("epochs=3", "epochs is no key of this program"),
         ("train", "train is no key=value"),
         ("engine.epochs=many", "engine.epochs: Value 'many'"),
+        ("model.min_size=128", "model.min_size: the value must be a list, in brackets"),
         ("engine.epochs=0", "engine.epochs=0 is not allowed; it must be at least 1"),
         ("model.name=yolo", "model.name=yolo is not allowed; use one of: mask_rcnn, faster_rcnn"),
         ("augment.crop_prob=2", "augment.crop_prob=2.0 is not allowed; it must be between 0 and 1"),

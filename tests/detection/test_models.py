@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import re
+
 import pytest
 import torch
 from torch import nn
 from torchvision.models.detection import FasterRCNN, MaskRCNN
 
-from tests.detection.toy import SHAPE, SIZES, small
+from tests.detection.toy import SHAPE, SIZES, make_coco, small
+from tests.helpers import ROOT
 from tests.test_import import files, imports
 from vit3.analysis.flops import count_macs, counted_macs
 from vit3.detection import BACKBONES, faster_rcnn, mask_rcnn
@@ -20,7 +24,7 @@ from vit3.models.weights import WeightsError, write_tensors
 class Body(nn.Module):
     """Two maps at strides 4 and 8 from two convolutions."""
 
-    channels = (8, 16)
+    channels, strides = (8, 16), (4, 8)
 
     def __init__(self):
         super().__init__()
@@ -127,11 +131,38 @@ def test_a_module_of_several_maps_and_its_names():
     assert {name: tuple(y.shape[1:]) for name, y in out.items()} == {
         "0": (8, 16, 24), "1": (8, 8, 12), "pool": (8, 4, 6)
     }  # fmt: skip
-    assert maps.names == ["0", "1"] and maps.out_channels == 8
-    assert maps.strides == (16, 32, 64), "without .strides the last ones of 4, 8, 16, 32 are taken"
-    body = Body()
-    body.strides = (4, 8)
-    assert PyramidBackbone(body, 8).strides == (4, 8, 16)
+    assert maps.names == ["0", "1"] and maps.out_channels == 8 and maps.strides == (4, 8, 16)
+
+
+def test_maps_that_are_not_at_the_strides_are_refused(monkeypatch):
+    """Without .strides the last ones of 4, 8, 16, 32 are taken: boxes would be read from a quarter of the map."""
+    monkeypatch.delattr(Body, "strides")
+    maps = PyramidBackbone(Body(), 8)
+    assert maps.strides == (16, 32, 64)
+    with pytest.raises(ValueError, match=r"gives maps of \[\(16, 24\), \(8, 12\)\] for images of \(64, 96\), but str"):
+        maps(torch.rand(1, 3, 64, 96))
+    monkeypatch.setattr(Body, "channels", (8, 16, 16))
+    with pytest.raises(ValueError, match="set its .channels and .strides"):
+        PyramidBackbone(Body(), 8)(torch.rand(1, 3, 64, 96))
+
+
+@pytest.mark.parametrize(("patch", "strides"), [(8, (2, 4, 8, 16, 32)), (16, (4, 8, 16, 32, 64))])
+def test_strides_of_a_simple_feature_pyramid_follow_the_patch(patch, strides):
+    maps = PyramidBackbone(DenseViT3("tiny", embed_dim=16, depth=1, num_heads=1, patch_size=patch), 8)
+    assert maps.strides == strides
+    assert [64 // y.shape[-2] for y in maps(torch.rand(1, 3, 64, 64)).values()] == list(strides)
+    with pytest.raises(ValueError, match="stride 14; one map needs 4, 8, 16 or 32"):
+        PyramidBackbone(DenseViT3("tiny", embed_dim=16, depth=1, num_heads=1, patch_size=14), 8)
+
+
+@pytest.mark.parametrize("make", [mask_rcnn, faster_rcnn])
+def test_options_that_torchvision_lacks_are_refused(make):
+    """It takes any word and drops it."""
+    with pytest.raises(ValueError, match="box_nms_tresh is no option .* did you mean box_nms_thresh"):
+        small(make=make, box_nms_tresh=0.4)
+    with pytest.raises(ValueError, match="box_nms_thresh=0,4 must be a number"):
+        small(make=make, box_nms_thresh="0,4")
+    assert small(make=make, box_nms_thresh=0.4, fixed_size=(64, 64)).roi_heads.nms_thresh == 0.4
 
 
 def test_a_plain_network_gets_a_simple_feature_pyramid():
@@ -144,10 +175,12 @@ def test_a_plain_network_gets_a_simple_feature_pyramid():
     assert not [name for name, p in model.named_parameters() if p.grad is None]
 
 
-def test_frozen_stages_and_weights_of_a_file(tmp_path):
+def test_frozen_stages_and_weights_of_a_file(tmp_path, caplog):
     body = DenseHViT3("tiny", **SHAPE)
     write_tensors(tmp_path / "body.safetensors", body.state_dict())
-    model = small(pretrained=tmp_path / "body.safetensors", frozen_stages=1)
+    with caplog.at_level(logging.INFO):
+        model = small(pretrained=tmp_path / "body.safetensors", frozen_stages=1)
+    assert f"body.safetensors: matched {len(body.state_dict())} tensors" in caplog.text
     assert all(torch.equal(value, model.backbone.body.state_dict()[name]) for name, value in body.state_dict().items())
     loss_of(model, *sample([(64, 96)])).backward()
     learning = {name for name, p in model.named_parameters() if p.grad is not None}
@@ -213,3 +246,16 @@ def test_what_is_found_does_not_depend_on_the_first_image():
         after, alone = model([other])[0], fresh([other])[0]
     assert len(alone["scores"]) and all(torch.equal(after[name], alone[name]) for name in alone)
     assert model.roi_heads.box_roi_pool.scales == model.roi_heads.mask_roi_pool.scales == [1 / 4, 1 / 8]
+
+
+def test_the_loop_of_the_documentation_runs(tmp_path, monkeypatch):
+    """As it stands there, with a small network on four images."""
+    make_coco(tmp_path / "coco")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vit3.detection.mask_rcnn", lambda name, classes, pretrained: small(classes))
+    text = (ROOT / "docs" / "detection_and_segmentation.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(import torch\n.*?)```", text, re.DOTALL)
+    names = {}
+    exec(code, names)
+    assert names["loss"].isfinite() and all(p.grad is not None for p in names["model"].parameters())
+    assert [one.keys() for one in names["found"]] == [{"boxes", "labels", "scores", "masks"}] * 2

@@ -142,3 +142,14 @@ def test_large_sets_are_sampled_evenly(tmp_path):
     assert found(tmp_path, content, sample=10)["image files"].detail.startswith("10 of 100 decoded")
     content["images"][-10]["file_name"] = "lost.jpg"  # place 90, the last of ten
     assert found(tmp_path, content, sample=10)["image files"].status == FAIL
+
+
+@pytest.mark.parametrize(("segmentation", "status"), [
+    ([[1, 2, 11, 2, 11, 10], [1, 2, 3, 4]], WARNING), ([[1, 2, 3, 4]], FAIL), ([[]], FAIL), (None, FAIL),
+    ({"size": [40, 30], "counts": [1200]}, FAIL),
+])  # fmt: skip
+def test_a_single_segmentation_that_cannot_be_read_is_no_warning(tmp_path, segmentation, status):
+    """pycocotools would fail on it in the midst of an epoch."""
+    content = changed(("annotations", 0, "segmentation"), segmentation)
+    content["annotations"] += [GOOD["annotations"][0] | {"id": 100 + i} for i in range(1100)]
+    assert found(tmp_path, content)["segmentations"].status == status

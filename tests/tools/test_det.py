@@ -78,17 +78,26 @@ def test_help(monkeypatch, capsys):
     assert "train|test|predict|flops CONFIG" in capsys.readouterr().out
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("package", "extra"), [("mmengine", "mm"), ("mmcv.ops", "mm"), ("pycocotools.mask", "det"), ("other", None)]
+)
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys, tmp_path, package, extra):
+    """Missing when the backend is imported, or later, in the midst of its work."""
     (tmp_path / "a.py").write_text("")
-    monkeypatch.delitem(sys.modules, "vit3.openmmlab.commands", raising=False)
-    monkeypatch.delitem(sys.modules, "vit3.openmmlab", raising=False)
 
-    def absent(name):
-        raise ModuleNotFoundError(f"No module named '{name}'", name="mmengine")
+    def absent(*args):
+        raise ModuleNotFoundError(f"No module named '{package}'", name=package)
 
-    monkeypatch.setattr("vit3.commands.importlib.import_module", absent)
-    assert run(monkeypatch, "train", tmp_path / "a.py") == 2
-    assert "needs mmengine: pip install -e .[mm]" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, det.BACKENDS[".py"], types.SimpleNamespace(train=absent))
+    for missing in (None, absent):
+        if missing:
+            monkeypatch.setattr("vit3.commands.importlib.import_module", missing)
+        if extra is None:
+            with pytest.raises(ModuleNotFoundError):
+                run(monkeypatch, "train", tmp_path / "a.py")
+        else:
+            assert run(monkeypatch, "train", tmp_path / "a.py") == 2
+            assert f"needs {package}: pip install -e .[{extra}]" in capsys.readouterr().err
 
 
 def test_predict_writes_pictures_and_detections(monkeypatch, trained):
@@ -102,6 +111,23 @@ def test_predict_writes_pictures_and_detections(monkeypatch, trained):
     assert {"image_id", "category_id", "bbox", "score", "segmentation"} <= found[0].keys()
     with Image.open(trained.parent / "p" / "sheet-000.png") as sheet:
         assert min(sheet.size) > 100
+
+
+def test_predictions_stay_out_of_the_run_folder_and_need_an_image(monkeypatch, capsys, trained):
+    """A run's own config has the run's name, which is not that of the predictions."""
+    before = set(trained.iterdir())
+    images = trained.parent / "damaged"
+    images.mkdir()
+    (images / "a.jpg").write_bytes(b"no image")
+    command = ("predict", trained / "config.yaml", f"checkpoint={trained}", f"images={images}")
+    assert run(monkeypatch, *command) == 2
+    assert "none of the 1 files can be decoded" in capsys.readouterr().err
+    Image.new("L", (200, 8)).save(images / "b.png")
+    assert run(monkeypatch, *command) == 0
+    assert set(trained.iterdir()) == before
+    assert len(list(trained.parent.glob("predictions-a-*/detections.json"))) == 1
+    assert run(monkeypatch, *command, "name=a") == 2
+    assert "holds a run already" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_model_is_refused(monkeypatch, capsys, trained):

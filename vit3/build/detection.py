@@ -33,7 +33,7 @@ from vit3.detection.config import SAME_MODEL, SAME_RUN, DetectionConfig, checked
 from vit3.detection.evaluate import coco_results, evaluate_detections
 from vit3.detection.flops import BOXES, MASKS, count_parts
 from vit3.detection.predict import detect, instances
-from vit3.doctor.check import FAIL, WARNING
+from vit3.doctor.check import heed
 from vit3.doctor.coco import check_coco
 from vit3.engine.checkpoint import (
     best_checkpoint,
@@ -88,7 +88,7 @@ def train(config: Path, arguments: list[str]) -> None:
     _announce(cfg, run, facts, processes)
     if state is not None:
         trainer.resume(state)
-        announce_resume(place, state, dataclasses.asdict(cfg), len(train_set), processes)
+        announce_resume(place, state, trainer.metadata["config"], len(train_set), processes)
         del state  # as large as model and optimiser together
     summary = trainer.fit(run, build_tracker(cfg, run, processes), after_epoch=_Curves(run))
     if processes.main:
@@ -101,6 +101,7 @@ def test(config: Path, arguments: list[str]) -> None:
     processes = _start(cfg)
     model, state, title = _trained(cfg, processes)
     val = build_images(cfg, "val", state["classes"])
+    processes.on_main(lambda: _check_data([val]))
     loader = build_val_loader(cfg, val, processes)
     scores = evaluate_detections(model, loader, processes, amp=cfg.engine.amp, title="test")
     shown = ", ".join(f"{name} {value:.6f}" for name, value in scores.items())
@@ -115,13 +116,13 @@ def predict(config: Path, arguments: list[str]) -> None:
     if not processes.main:
         return
     model, state, title = _trained(cfg, processes)
-    folder = Path(cfg.output) / (cfg.name or f"predict-{time.strftime('%Y%m%d-%H%M%S')}")
+    given = any(argument.startswith("name=") for argument in arguments)  # a run's own config has the run's name
+    folder = RunFolder.create(cfg.output, cfg.name if given else None, f"predictions-{cfg.name or config.stem}").path
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_predictions(cfg, model, state, files, folder, title, processes)
+        count = _write_predictions(cfg, model, state, files, folder, title, processes)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error}); choose another output=FOLDER") from error
-    logger.info(f"{title}: {len(files):,} images, {folder / 'detections.json'} and {folder / 'sheet-000.png'}")
+    logger.info(f"{title}: {count:,} images, detections.json and sheets in {folder}")
 
 
 def flops(config: Path, arguments: list[str]) -> None:
@@ -163,13 +164,7 @@ def _start(cfg: DetectionConfig) -> Processes:
 
 def _check_data(sets: list[CocoImages]) -> None:
     """Stop what would fail later, and warn of what would go badly."""
-    checks = [c for data in sets for c in check_coco(data.annotations, data.images, None, masks=data.masks)]
-    for check in checks:
-        if check.status == WARNING:
-            logger.warning(check.sentence)
-    for check in checks:
-        if check.status == FAIL:
-            raise UserError(check.sentence)
+    heed([c for data in sets for c in check_coco(data.annotations, data.images, None, masks=data.masks)])
 
 
 def _announce(cfg: DetectionConfig, run: RunFolder, facts: dict[str, Any], processes: Processes) -> None:
@@ -240,13 +235,15 @@ def _trained(cfg: DetectionConfig, processes: Processes) -> tuple[nn.Module, dic
     return model.to(processes.device), state, title
 
 
-def _write_predictions(cfg, model, state, files, folder: Path, title: str, processes: Processes) -> None:
+def _write_predictions(cfg, model, state, files, folder: Path, title: str, processes: Processes) -> int:
+    """Sheets and ``detections.json``; returns how many of the files could be decoded."""
     classes, ids = state["classes"], state["category_ids"]
-    results = []
+    results, count = [], 0
     for first in range(0, len(files), _SHEET):
         part = list(readable(files[first : first + _SHEET]))
         if not part:
             continue
+        count += len(part)
         images = [pixels for _, pixels in part]
         outputs = list(detect(model, images, processes.device, cfg.engine.amp))
         for number, ((file, _), output) in enumerate(zip(part, outputs), first):
@@ -255,4 +252,7 @@ def _write_predictions(cfg, model, state, files, folder: Path, title: str, proce
                 results.append({**result, **names})
         sheet = folder / f"sheet-{first // _SHEET:03d}.png"
         plot_detections(images, list(map(instances, outputs)), classes, sheet, title, None, cfg.threshold)
+    if not count:
+        raise UserError(f"images={cfg.images}: none of the {len(files):,} files can be decoded; give others")
     (folder / "detections.json").write_text(json.dumps(results))
+    return count

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from vit3.build.data import derive
+from vit3.build.model import load_start
 from vit3.build.training import build_optimizer, build_schedule, distribute
 from vit3.data.coco import CocoImages, make_coco_eval_loader, make_coco_train_loader
 from vit3.data.plan import BatchPlan, accumulation_for
@@ -59,14 +60,18 @@ def build_detector(cfg: DetectionConfig, num_classes: int, pretrained: bool = Tr
         widths["mask_channels"] = m.mask_channels
     if m.backbone not in BACKBONES:
         raise UserError(f"model.backbone={m.backbone} is unknown; use one of: {', '.join(BACKBONES)}")
+    if (channels := m.backbone_kwargs.get("in_chans", 3)) != 3:
+        raise UserError(f"model.backbone_kwargs.in_chans={channels} is not possible: images are read in 3 channels")
     try:
-        return DETECTORS[m.name](
-            m.backbone, num_classes, pretrained=m.pretrained if pretrained else None, frozen_stages=m.frozen_stages,
-            with_cp=m.with_cp, drop_path_rate=m.drop_path_rate, min_size=tuple(m.min_size), max_size=m.max_size,
-            backbone_kwargs=m.backbone_kwargs, **widths, **m.options,
+        model = DETECTORS[m.name](
+            m.backbone, num_classes, frozen_stages=m.frozen_stages, with_cp=m.with_cp, drop_path_rate=m.drop_path_rate,
+            min_size=tuple(m.min_size), max_size=m.max_size, backbone_kwargs=m.backbone_kwargs, **widths, **m.options,
         )  # fmt: skip
-    except (ValueError, TypeError, FileNotFoundError) as error:
+    except (ValueError, TypeError) as error:
         raise UserError(f"model cannot be built as model.* says: {error}") from error
+    if pretrained and m.pretrained:
+        load_start(model.backbone.body, m.pretrained, "model.pretrained")
+    return model
 
 
 def build_batches(cfg: DetectionConfig, images: int, world_size: int) -> BatchPlan:

@@ -48,7 +48,7 @@ def build_model(cfg: TrainConfig, classes: Sequence[str]) -> nn.Module:
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise UserError(f"model {m.name} cannot be built: {error}") from error
     if m.checkpoint:
-        _load_start(model, m.checkpoint, classes)
+        load_start(model, m.checkpoint, "model.checkpoint", classes)
     if m.grad_checkpointing:
         model.set_grad_checkpointing()
     frozen_modules(model, m.freeze)
@@ -96,12 +96,19 @@ def _check_arguments(cfg: ModelConfig, given: dict[str, Any]) -> None:
             raise UserError(f"model.kwargs.{name} is no argument of {cfg.name}; {nearest(name, allowed)}")
 
 
-def _load_start(model: nn.Module, path: str, classes: Sequence[str]) -> None:
-    """Load weights to start from (of a run folder: its best) and say what was found."""
+def load_start(model: nn.Module, path: str, key: str, classes: Sequence[str] | None = None) -> None:
+    """Load weights to start from (of a run folder: its best) and say what was found.
+
+    Args:
+        key: what gave ``path``. classes: of the model, see :func:`vit3.models.weights.load_weights`.
+
+    Raises:
+        UserError: no such file or run, unreadable, or too little of it fits.
+    """
     folder = Path(path)
     file = best_checkpoint(folder) if folder.is_dir() else folder
     try:
         report = load_weights(model, file, ema=file.name == "best_ema.pt", classes=classes)
     except (ValueError, FileNotFoundError) as error:
-        raise UserError(f"model.checkpoint={path}: {error}") from error
-    logger.info("model.checkpoint=%s: %s", file, report)
+        raise UserError(f"{key}={path}: {error}") from error
+    logger.info("%s=%s: %s", key, file, report)

@@ -120,10 +120,10 @@ class CocoImages(Dataset):
 
 
 def read_coco(annotations: Path):
-    """pycocotools' index of a COCO file.
+    """pycocotools' index of a COCO file; where annotations lack ``iscrowd`` or ``area``, 0 and that of the box.
 
     Raises:
-        UserError: pycocotools is missing, or the file cannot be read or lacks a part.
+        UserError: pycocotools is missing, the file cannot be read or lacks a part, or an id is no whole number.
     """
     try:
         from pycocotools.coco import COCO
@@ -138,6 +138,14 @@ def read_coco(annotations: Path):
         raise UserError(f"{annotations} is no COCO annotation file ({error})") from error
     if missing := {"images", "annotations", "categories"} - coco.dataset.keys():
         raise UserError(f"{annotations} is no COCO file of instances: it has no '{sorted(missing)[0]}'")
+    if any("name" not in category for category in coco.dataset["categories"]):
+        raise UserError(f"{annotations} is no COCO file of instances: a category has no 'name'")
+    if strange := [number for number in (*coco.imgs, *coco.cats) if not isinstance(number, int)]:
+        raise UserError(f"{annotations} has the id {strange[0]!r}; ids of images and categories must be whole numbers")
+    for annotation in coco.anns.values():  # own data often lacks what COCOeval asks for
+        annotation.setdefault("iscrowd", 0)
+        if "area" not in annotation and len(annotation.get("bbox") or ()) == 4:
+            annotation["area"] = annotation["bbox"][2] * annotation["bbox"][3]
     return coco
 
 

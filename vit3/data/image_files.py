@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+from vit3.data.folder import DECODE_ERRORS, converted
 from vit3.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ def read_rgb(path: str | Path, *, upright: bool = False) -> np.ndarray:
     """
     try:
         with Image.open(path) as file:
-            return np.array((ImageOps.exif_transpose(file) if upright else file).convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # what PIL raises for damaged files
+            return np.array(converted(ImageOps.exif_transpose(file) if upright else file, "RGB"))
+    except DECODE_ERRORS as error:
         raise UserError(f"{path} cannot be decoded ({error}); replace it or take it out") from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +13,16 @@ from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.poolers import initLevelMapper
 
+from vit3.config import nearest
 from vit3.detection.pyramid import PyramidBackbone
 from vit3.models.dense import DenseHViT3, DenseViT3
 from vit3.models.weights import load_weights
+
+logger = logging.getLogger(__name__)
 
 BACKBONES = tuple(f"{kind}_{arch}" for kind in ("h_vit3", "vit3") for arch in ("tiny", "small", "base"))
 
@@ -52,9 +58,10 @@ def mask_rcnn(
         options: more arguments of :class:`torchvision.models.detection.MaskRCNN`.
 
     Raises:
-        ValueError: unknown backbone, no classes, or options of the backbone given beside a module.
+        ValueError: unknown backbone or option, no classes, or options of the backbone given beside a module.
         FileNotFoundError, vit3.models.weights.WeightsError: no such file, or too little of it fits.
     """
+    _check_options(options, MaskRCNN)
     maps = _backbone(
         backbone, num_classes, pretrained, out_channels, backbone_kwargs, frozen_stages=frozen_stages, with_cp=with_cp,
         drop_path_rate=drop_path_rate,
@@ -78,6 +85,7 @@ def faster_rcnn(
     Arguments and errors are those of :func:`mask_rcnn`; ``options`` go to
     :class:`torchvision.models.detection.FasterRCNN`.
     """
+    _check_options(options, FasterRCNN)
     maps = _backbone(
         backbone, num_classes, pretrained, out_channels, backbone_kwargs, frozen_stages=frozen_stages, with_cp=with_cp,
         drop_path_rate=drop_path_rate,
@@ -120,8 +128,19 @@ def _backbone(backbone, num_classes, pretrained, out_channels, kwargs, **options
     else:
         raise ValueError(f"backbone='{backbone}' is unknown; use a module or one of: {', '.join(BACKBONES)}")
     if pretrained is not None:
-        load_weights(body, pretrained)
+        logger.info("pretrained=%s: %s", pretrained, load_weights(body, pretrained))
     return PyramidBackbone(body, out_channels)
+
+
+def _check_options(options: dict, detector: type) -> None:
+    """Name the nearest option where one is unknown: torchvision's last constructor takes any word and drops it."""
+    known = {**inspect.signature(GeneralizedRCNNTransform).parameters, **inspect.signature(detector).parameters}
+    allowed = known.keys() - {"backbone", "num_classes", "min_size", "max_size", "kwargs"}
+    for name, value in options.items():
+        if name not in allowed:
+            raise ValueError(f"{name} is no option of torchvision's {detector.__name__}; {nearest(name, allowed)}")
+        if isinstance(known[name].default, (int, float)) and not isinstance(value, (int, float)):
+            raise ValueError(f"{name}={value} must be a number")  # else the first image would fail
 
 
 def _parts(maps: PyramidBackbone, num_classes: int, box_channels: int) -> dict:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vit3.data.folder import DECODE_ERRORS
 from vit3.doctor.check import FAIL, OK, WARNING, Check
 from vit3.doctor.sample import listed, look_at
 
@@ -157,10 +158,17 @@ def _check_segmentations(path: Path, items: list[dict], sizes: dict[Any, tuple[i
     bad = [(item, fault) for item in items if (fault := _fault(item.get("segmentation"), sizes[item["image_id"]]))]
     if not bad:
         return Check(name, OK, "every thing has one")
-    item, fault = bad[0]
+    unreadable = [(item, fault) for item, fault in bad if not _readable(item.get("segmentation"))]
+    item, fault = (unreadable or bad)[0]
     detail = f"{path}: annotation {item['id']} has {fault} ({len(bad):,} of {len(items):,} are so)"
     cure = "write polygons [[x, y, x, y, …], …] or run lengths, or train a detector of boxes alone"
-    return Check(name, FAIL if len(bad) > _RARE * len(items) else WARNING, detail, cure)
+    return Check(name, FAIL if unreadable or len(bad) > _RARE * len(items) else WARNING, detail, cure)
+
+
+def _readable(segmentation: Any) -> bool:
+    """Whether pycocotools makes a mask of a faulty segmentation: of polygons whose first one has three points."""
+    return isinstance(segmentation, list) and bool(segmentation) and isinstance(segmentation[0], list) \
+        and len(segmentation[0]) >= 6  # fmt: skip
 
 
 def _fault(segmentation: Any, size: tuple[int, int]) -> str | None:
@@ -193,7 +201,7 @@ def _check_images(path: Path, entries: list[dict], folder: Path, sample: int) ->
         try:
             with Image.open(file) as image:
                 image.load()
-        except (OSError, ValueError, SyntaxError) as error:
+        except DECODE_ERRORS as error:
             return f"{file} cannot be decoded ({error})"
         if image.size != (entry["width"], entry["height"]):
             return f"{file} is {image.width}x{image.height} pixels, {path} says {entry['width']}x{entry['height']}"

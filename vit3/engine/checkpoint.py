@@ -67,7 +67,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(
             f"{path} is damaged or no checkpoint of this program; convert the authors' files with tools/convert.py "
-            "and pass other weights as model.checkpoint=FILE"
+            "and start from other weights by model.checkpoint=FILE (classifiers) or model.pretrained=FILE (detectors)"
         )
     return state
 
@@ -222,7 +222,10 @@ def check_resumable(
     """
     what = f"resume={config['resume']}"
     if "optimizer" not in state:
-        raise UserError(f"{what} holds weights alone; resume the run folder, or start from it by model.checkpoint=FILE")
+        raise UserError(
+            f"{what} holds weights alone; resume the run folder, or start from it by model.checkpoint=FILE "
+            "(classifiers) or model.pretrained=FILE (detectors)"
+        )
     for key in same:
         here, there = (_value(c, key) for c in (config, state["config"]))
         if here != there:

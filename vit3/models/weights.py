@@ -199,6 +199,10 @@ def _state_dict(checkpoint, path: Path, ema: bool) -> dict[str, Tensor]:
         else:
             if ema:
                 raise WeightsError(f"{path} holds no EMA weights (looked for {' and '.join(_EMA_KEYS)})")
+            if averaged := next((key for key in _EMA_KEYS if isinstance(checkpoint.get(key), Mapping)), None):
+                raise WeightsError(
+                    f"{path} holds a moving average alone ({averaged}); take it by ema=True, or save it as state_dict"
+                )
         tensors = {name: value for name, value in checkpoint.items() if isinstance(value, Tensor)}
         if tensors:
             return tensors
