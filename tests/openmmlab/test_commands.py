@@ -66,6 +66,7 @@ def test_what_a_run_leaves(segmented, detected):
     for folder, score in ((segmented, "val/mIoU"), (detected, "val/bbox_AP")):
         run = folder / "run"
         assert RUN_FILES <= {path.name for path in run.iterdir()}
+        assert {"mmengine", "mmcv"} <= json.loads((run / "environment.json").read_text())[0].keys()
         for picture in ("curves.png", "predictions.png"):
             assert Image.open(run / picture).width > 100
         summary, metrics = json.loads((run / "summary.json").read_text()), lines(run / "metrics.jsonl")

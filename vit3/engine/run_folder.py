@@ -18,6 +18,8 @@ import torch
 from vit3.errors import UserError
 from vit3.files import replacing
 
+_OPENMMLAB = ("mmengine", "mmcv", "mmdet", "mmseg")  # known where they are used
+
 
 class RunFolder:
     """Files of one run: configuration, environment, ``metrics.jsonl``, ``summary.json``, checkpoints and plots."""
@@ -124,6 +126,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "timm": timm.__version__,
+        **{name: sys.modules[name].__version__ for name in _OPENMMLAB if name in sys.modules},
         "gpu": gpu,
         "cpus": os.cpu_count(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

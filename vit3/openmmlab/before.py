@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
 
-from vit3.doctor.check import FAIL, OK, WARNING, Check
+from vit3.doctor.check import FAIL, OK, WARNING, Check, heed
 from vit3.doctor.coco import check_coco
 from vit3.doctor.masks import check_masks
-from vit3.errors import UserError
 from vit3.openmmlab.settings import class_of, classes_of, datasets_of, dicts_of
-
-logger = logging.getLogger(__name__)
 
 
 def before_first_step(config: Config, loaders: Sequence[str] = ("train_dataloader", "val_dataloader")) -> None:
@@ -28,13 +24,7 @@ def before_first_step(config: Config, loaders: Sequence[str] = ("train_dataloade
     Raises:
         UserError: the first failed check.
     """
-    checks = [*check_classes(config), *check_losses(config), *check_evaluator(config), *check_data(config, loaders)]
-    for check in checks:
-        if check.status == WARNING:
-            logger.warning("%s: %s", check.name, check.sentence)
-    for check in checks:
-        if check.status == FAIL:
-            raise UserError(check.sentence)
+    heed([*check_classes(config), *check_losses(config), *check_evaluator(config), *check_data(config, loaders)])
 
 
 def check_classes(config: Config) -> list[Check]:
