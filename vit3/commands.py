@@ -44,5 +44,5 @@ def _dispatch(tool: str, backends: Mapping[str, str], arguments: list[str]) -> N
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("mmengine", "mmcv", "mmdet", "mmseg"):
             raise
-        raise UserError(f"{config} needs {error.name}: pip install -e .[mm]") from error
+        raise UserError(f"{config} needs {error.name}: pip install -e '.[mm]'") from error
     getattr(backend, command)(config, rest[1:])

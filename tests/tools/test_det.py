@@ -88,7 +88,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys, tmp_path
 
     monkeypatch.setattr("vit3.commands.importlib.import_module", absent)
     assert run(monkeypatch, "train", tmp_path / "a.py") == 2
-    assert "needs mmengine: pip install -e .[mm]" in capsys.readouterr().err
+    assert "needs mmengine: pip install -e '.[mm]'" in capsys.readouterr().err
 
 
 def test_predict_writes_pictures_and_detections(monkeypatch, trained):
