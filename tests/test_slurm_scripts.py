@@ -69,6 +69,13 @@ def test_one_task_per_gpu_continues_the_run(job):
     assert arguments[start:] == expected and job.read("scontrol") == []
 
 
+@pytest.mark.parametrize("script", ["train.sbatch", "torchrun.sbatch"])
+def test_another_tool_gets_name_and_keys_after_its_config(job, script):
+    command = ["tools/det.py", "train", "configs/a b.py"]
+    assert job(script, "run1", *command, "data_root=/a b").wait(20) == 0
+    assert job.read("srun")[-6:] == [*command, "name=run1", "resume=auto", "data_root=/a b"]
+
+
 def test_without_gpus_tasks_count(job):
     assert job("train.sbatch", "run1", SLURM_GPUS_ON_NODE="", SLURM_NTASKS_PER_NODE="3").wait(20) == 0
     assert "--ntasks-per-node=3" in job.read("srun")

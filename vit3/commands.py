@@ -46,4 +46,4 @@ def _dispatch(tool: str, backends: Mapping[str, str], arguments: list[str]) -> N
         extra = _EXTRAS.get((error.name or "").split(".")[0])
         if extra is None:
             raise
-        raise UserError(f"{config} needs {error.name}: pip install -e .[{extra}]") from error
+        raise UserError(f"{config} needs {error.name}: pip install -e '.[{extra}]'") from error

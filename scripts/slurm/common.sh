@@ -1,16 +1,25 @@
 #!/usr/bin/env bash
 # What the batch scripts share; sourced from the top of the checkout with the script's arguments.
-# Sets: name, python, nodes, gpus (per node; 0 without). Gives: run_step, requeue.
+# Sets: name, tool, python, nodes, gpus (per node; 0 without); the keys stay in $@. Gives: run_step, requeue.
 # shellcheck disable=SC2034  # the scripts use them
 set -uo pipefail
 
 say() { printf '%s\n' "$*" >&2; }
 
 if [ $# -eq 0 ] || [[ "$1" == *=* ]]; then
-    say "error: the first argument must be the run's name; usage: sbatch [options] SCRIPT NAME [key=value ...]"
+    say "error: the first argument must be the run's name; usage: sbatch [options] SCRIPT NAME [TOOL COMMAND CONFIG] [key=value ...]"
     exit 2
 fi
 name="$1"
+shift
+tool=(tools/train.py)
+if [[ "${1:-}" == *.py ]]; then # tools/det.py train CONFIG
+    tool=()
+    while [ $# -gt 0 ] && [[ "$1" != *=* ]]; do
+        tool+=("$1")
+        shift
+    done
+fi
 nodes="${SLURM_JOB_NUM_NODES:-1}"
 gpus="${SLURM_GPUS_ON_NODE:-0}"
 python="${VIT3_PYTHON:-python}"

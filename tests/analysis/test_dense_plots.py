@@ -200,6 +200,13 @@ def test_scores_over_updates_where_there_are_no_epochs(figures, tmp_path):
     assert "best 20.0 (update 200)" in right.get_title(loc="left")
 
 
+def test_one_epoch_without_success_is_drawn_from_zero(figures, tmp_path):
+    (tmp_path / "m.jsonl").write_text(json.dumps({"epoch": 0, "updates": 3, "train/loss": 2.0, "val/bbox_AP": 0.0}))
+    plot_scores(tmp_path / "m.jsonl", tmp_path / "x.png", "t", {"val/bbox_AP": "box AP"})
+    right = figures[0].axes[1]
+    assert right.get_ylim() == (0, 1) and all(float(tick).is_integer() for tick in right.get_xticks())
+
+
 @pytest.mark.parametrize(("count", "least"), [(12, 20), (150, 12)])
 def test_colours_differ(count, least):
     places = lab(np.array([*class_colours(count), IGNORED, (255, 255, 255)]))

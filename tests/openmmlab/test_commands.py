@@ -131,6 +131,19 @@ def test_a_stray_label_is_refused_before_training(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("command", ["train", "test"])
+def test_what_the_libraries_print_while_the_data_are_looked_at_is_not_said(segmented, monkeypatch, capsys, command):
+    def look(*_):
+        print("Could not import OneDL")
+        raise UserError("looked at")
+
+    monkeypatch.setattr(commands, "before_first_step", look)
+    arguments = dict(train=[f"output={segmented}", "name=other"], test=[f"checkpoint={segmented / 'run'}"])[command]
+    with pytest.raises(UserError, match="looked at"):
+        getattr(commands, command)(segmented / "run" / "config.py", [*arguments, "device=cpu"])
+    assert capsys.readouterr().out == ""
+
+
 def test_data_that_are_not_there(tmp_path):
     with pytest.raises(UserError, match="train_dataloader: .*nowhere does not exist; set data_root=FOLDER"):
         commands.train(write_config(tmp_path, SEGMENTOR), [f"output={tmp_path}", f"data_root={tmp_path}/nowhere"])

@@ -97,7 +97,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, capsys, tmp_path
                 run(monkeypatch, "train", tmp_path / "a.py")
         else:
             assert run(monkeypatch, "train", tmp_path / "a.py") == 2
-            assert f"needs {package}: pip install -e .[{extra}]" in capsys.readouterr().err
+            assert f"needs {package}: pip install -e '.[{extra}]'" in capsys.readouterr().err
 
 
 def test_predict_writes_pictures_and_detections(monkeypatch, trained):

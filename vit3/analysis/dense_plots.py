@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from vit3.analysis.class_colours import IGNORED, class_colours, ink_on
 from vit3.analysis.plots import new_figure
@@ -142,10 +143,12 @@ def plot_scores(metrics: Path, target: Path, title: str, scores: dict[str, str])
             )
     for axes, ylabel in ((left, "loss"), (right, "score [%]")):
         axes.set(xlabel="epoch" if by_epoch else "updates", ylabel=ylabel)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # there is no half epoch
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         if axes.lines:
             axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    right.set_ylim(0, max(right.get_ylim()[1], 1))  # also where all scores are 0
     right.set_title("\n".join(notes), fontsize=8, loc="left", color="#333333")
     figure.suptitle(title, fontsize=10)
     figure.savefig(target)

@@ -128,7 +128,7 @@ def read_coco(annotations: Path):
     try:
         from pycocotools.coco import COCO
     except ModuleNotFoundError as error:
-        raise UserError("COCO data needs pycocotools: pip install -e .[det]") from error
+        raise UserError("COCO data needs pycocotools: pip install -e '.[det]'") from error
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it tells how long it took
             coco = COCO(str(annotations))

@@ -71,7 +71,7 @@ class TrainLoader:
 
     def _device_batches(self, loader, epoch: int, shares: list[Share]):
         device_loader = self._prefetch(loader)
-        if not isinstance(device_loader, PrefetchLoader):
+        if not hasattr(device_loader, "random_erasing"):  # not timm's
             return device_loader
         if device_loader.is_cuda:  # one stream for all epochs: freed memory of another stream would stay reserved
             self._side_stream = self._side_stream or torch.cuda.Stream(device=device_loader.device)

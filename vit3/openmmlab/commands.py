@@ -43,7 +43,8 @@ def train(config: Path, arguments: list[str]) -> None:
     settings, processes = _start(config, arguments, "train")
     options = settings.options
     place = processes.on_main(lambda: checkpoint_to_resume(options.resume, options.output, options.name))
-    processes.on_main(lambda: before_first_step(settings.config))
+    with quietly():
+        processes.on_main(lambda: before_first_step(settings.config))
     run = processes.on_main(lambda: _open_run(settings, config, place))
     logger.info("run folder   %s", run.path)
     derived = adapt(settings, str(run.path.resolve()), processes)
@@ -81,7 +82,8 @@ def test(config: Path, arguments: list[str]) -> dict[str, Any]:
     """
     settings, processes = _start(config, arguments, "test")
     path = checkpoint_to_use(settings.options.checkpoint)
-    processes.on_main(lambda: before_first_step(settings.config, ("val_dataloader",)))
+    with quietly():
+        processes.on_main(lambda: before_first_step(settings.config, ("val_dataloader",)))
     with tempfile.TemporaryDirectory() as folder, quietly():
         derived = adapt(settings, folder, processes)
         derived.train_dataloader = derived.train_cfg = derived.optim_wrapper = derived.param_scheduler = None
@@ -128,7 +130,7 @@ def flops(config: Path, arguments: list[str]) -> None:
 def _start(config: Path, arguments: list[str], command: str) -> tuple[Settings, Processes]:
     """Settings and processes; all but the main process keep quiet."""
     use_safe_loader()
-    with quietly():  # the libraries print at import
+    with quietly():  # the libraries print at import, here and where the data are looked at
         settings = read_settings(config, arguments, command)
         importlib.import_module("vit3.openmmlab.loops")  # registers
         if settings.config.default_scope == "mmseg":
