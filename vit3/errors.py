@@ -15,3 +15,8 @@ class Interrupted(Exception):
     def __init__(self, sentence: str, code: int):
         super().__init__(sentence)
         self.code = code
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, shortened to its first line; its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

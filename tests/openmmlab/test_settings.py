@@ -65,6 +65,15 @@ def test_values_by_the_rules_of_yaml(detector):
     assert settings.options.name == "7" and settings.options.given == arguments
 
 
+def test_arguments_of_a_part_of_the_model_are_known(detector):
+    """A key that the config does not mention and the class has needs no plus; another one does."""
+    arguments = ["model.backbone.frozen_stages=2", "model.backbone.out_indices=[2,3]", "model.neck.num_outs=5"]
+    backbone = read_settings(detector, [*arguments, "model.backbone.init_cfg=null"]).config.model.backbone
+    assert backbone.frozen_stages == 2 and list(backbone.out_indices) == [2, 3]
+    with pytest.raises(UserError, match="model.backbone.frozen_stage is no key of this config"):
+        read_settings(detector, ["model.backbone.frozen_stage=2"])
+
+
 def test_lists_become_the_tuples_that_transforms_ask_for(detector):
     steps = "{type: Resize, scale: [64, 48]}, {type: RandomChoiceResize, scales: [[1, 2], [3, 4]]}, {type: A, b: [1]}"
     pipeline = f"[{steps}]"

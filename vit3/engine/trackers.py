@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vit3.errors import first_line
+
 logger = logging.getLogger(__name__)
 
 _FINISH_SECONDS = 10  # at most, at the end of a run, for all trackers together
@@ -50,7 +52,9 @@ class Tracker:
                 self._send(*item)
             self._end()
         except Exception as error:  # whatever a tracker does, training goes on
-            logger.warning("%s is off for this run (%s); all numbers are in the run folder", self.name, _reason(error))
+            logger.warning(
+                "%s is off for this run (%s); all numbers are in the run folder", self.name, first_line(error)
+            )
 
     def _start(self) -> None:
         raise NotImplementedError
@@ -116,7 +120,7 @@ class WandbTracker(Tracker):
                     raise RuntimeError("not logged in")
                 return wandb.init(mode="online", settings=settings, **self._options)
             except Exception as error:
-                logger.warning("wandb goes offline for this run (%s); `wandb sync` uploads it later", _reason(error))
+                logger.warning("wandb goes offline for this run (%s); `wandb sync` uploads it later", first_line(error))
         return wandb.init(mode="offline", settings=settings, **self._options)
 
 
@@ -147,7 +151,3 @@ class TensorBoardTracker(Tracker):
     def _end(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -14,7 +14,8 @@ from mmengine.registry import OPTIMIZERS
 from vit3.config import nearest
 from vit3.engine.distributed import Processes
 from vit3.errors import UserError
-from vit3.openmmlab.settings import EVALUATORS, LOADERS, Settings, dicts_of
+from vit3.openmmlab.datasets import EVALUATORS, LOADERS, dicts_of
+from vit3.openmmlab.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from vit3.doctor.check import FAIL, OK, WARNING, Check, heed
 from vit3.doctor.coco import check_coco
 from vit3.doctor.masks import check_masks
-from vit3.openmmlab.settings import class_of, classes_of, datasets_of, dicts_of
+from vit3.openmmlab.datasets import class_of, classes_of, datasets_of, dicts_of
 
 
 def before_first_step(config: Config, loaders: Sequence[str] = ("train_dataloader", "val_dataloader")) -> None:

@@ -12,7 +12,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
 from vit3.errors import UserError
-from vit3.openmmlab.settings import dicts_of
+from vit3.openmmlab.datasets import dicts_of
 
 logger = logging.getLogger(__name__)
 

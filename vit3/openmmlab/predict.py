@@ -17,10 +17,10 @@ from PIL import Image
 
 from vit3.analysis.dense_plots import Instances
 from vit3.data.image_files import readable
+from vit3.openmmlab.datasets import classes_of, datasets_of
 from vit3.openmmlab.files import load_safely
 from vit3.openmmlab.pictures import found_instances, found_map, plot_sheet, run_model, without_truth
 from vit3.openmmlab.runner import build_model, require_all
-from vit3.openmmlab.settings import classes_of, datasets_of
 
 logger = logging.getLogger(__name__)
 
