@@ -70,7 +70,7 @@ def read_classes(classes: list[str] | str, config: Config) -> list[str]:
             classes = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise UserError(
-                f"classes={path} is no readable JSON file ({first_line(error)}); give one, or the names as classes=[a,b]"
+                f"classes={path} is no readable JSON file ({first_line(error)}); give one, or names as classes=[a,b]"
             ) from error
         if isinstance(classes, dict):
             classes = classes.get("segmentation" if config.default_scope == "mmseg" else "detection")

@@ -38,6 +38,7 @@ _CHATTER = (
     "faster_coco_eval is not installed",
     "Grad strides do not match bucket view strides",
     "will force set the currentdefault scope",
+    "is skipped since its requires_grad=False",
 )
 _OURS = ("HViT3", "ViT3", "TimmBackbone", "SimpleFeaturePyramid")
 
