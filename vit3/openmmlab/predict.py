@@ -48,7 +48,7 @@ def predict_images(
     pipeline = Compose(without_truth(dataset.pipeline))
     results: list[dict[str, Any]] = []
     names = _map_names(images)
-    begun = time.monotonic()
+    begun, read = time.monotonic(), 0
     for first in range(0, len(images), _PER_SHEET):
         chunk = images[first : first + _PER_SHEET]
         pictures, found = [], []
@@ -62,6 +62,7 @@ def predict_images(
             else:
                 found.append(found_instances(sample))
                 results += coco_results(found[-1], number, path.name, classes, threshold)
+        read += len(pictures)
         if not pictures:
             continue
         sheet = target / f"sheet_{first // _PER_SHEET + 1:03d}.png"
@@ -69,7 +70,7 @@ def predict_images(
     if config.default_scope != "mmseg":
         (target / "detections.json").write_text(json.dumps(results))
     seconds = time.monotonic() - begun
-    logger.info(f"{len(images)} images in {seconds:.1f} s; sheets and {_numbers(config)} in {target}")
+    logger.info(f"{read} images in {seconds:.1f} s; sheets and {_numbers(config)} in {target}")
 
 
 def _numbers(config: Config) -> str:
