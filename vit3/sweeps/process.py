@@ -122,4 +122,5 @@ def _child(
 def _stop_with_parent() -> None:
     """Save and stop where the command that started this is gone."""
     connection.wait([multiprocessing.parent_process().sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
+    # to the main thread, where Python acts on signals: one that this thread gets does not wake a sleep there
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
