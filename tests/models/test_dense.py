@@ -171,6 +171,18 @@ def test_weights_of_any_wrapper(tmp_path, kind, source):
     assert sum(report.sizes.values()) == sum(v.numel() for v in ours.values())
 
 
+def test_what_a_classifier_lacks_is_not_held_against_it(tmp_path):
+    """The norms of the maps are 5.4 % of a shallow backbone's tensors, and no classifier has them."""
+    shape = SMALL | dict(depths=(1, 1, 1, 1))
+    state = timm.create_model("h_vit3_tiny", **shape).state_dict()
+    torch.save(state, tmp_path / "file.pth")
+    report = load_weights(DenseHViT3(**shape), tmp_path / "file.pth")
+    assert len(report.missing) == 8 and report.fraction < 0.95
+    torch.save({k: v for k, v in state.items() if not k.startswith("patch_embed")}, tmp_path / "file.pth")
+    with pytest.raises(WeightsError, match="at least 95 % is needed"):
+        load_weights(DenseHViT3(**shape), tmp_path / "file.pth")
+
+
 def test_foreign_weights_are_an_error(tmp_path):
     torch.save({"state_dict": timm.create_model("resnet18").state_dict()}, tmp_path / "file.pth")
     model = DenseHViT3(**SMALL)
