@@ -34,7 +34,7 @@ setup(
             "pycocotools>=2.0.8",
         ],
         "det": ["pycocotools>=2.0.8"],  # detection by torchvision's detectors, without OpenMMLab
-        "gen": ["diffusers>=0.30", "torch-fidelity>=0.3"],  # image generation
+        "gen": ["diffusers>=0.35", "torch-fidelity>=0.4"],  # image generation
         "export": ["onnx>=1.16", "onnxscript>=0.1", "onnxruntime>=1.18"],
         # sweeps as jobs; they run with hydra-core 1.3 on Python 3.11
         "cluster": ["hydra-submitit-launcher>=1.2,<2"],  # hydra/launcher=slurm
@@ -57,6 +57,9 @@ setup(
         "console_scripts": [
             "vit3-train=vit3.tools.train:main",
             "vit3-eval=vit3.tools.eval:main",
+            "vit3-sample=vit3.tools.sample:main",
+            "vit3-eval-generation=vit3.tools.eval_generation:main",
+            "vit3-cache-latents=vit3.tools.cache_latents:main",
             "vit3-det=vit3.tools.det:main",
             "vit3-seg=vit3.tools.seg:main",
             "vit3-convert=vit3.tools.convert:main",

@@ -7,7 +7,7 @@ import difflib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, get_type_hints
+from typing import Any, Dict, List, Optional, get_args, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -16,6 +16,9 @@ from vit3.errors import UserError
 from vit3.inner.spec import InnerSpec
 
 # OmegaConf reads these annotations at run time, hence typing's spelling.
+
+
+SAMPLERS = ("ddpm", "ddim", "dpmsolver", "euler", "heun")
 
 
 @dataclass
@@ -82,6 +85,36 @@ class TaskConfig:
 
 
 @dataclass
+class SamplingConfig:
+    """How images are drawn; of a tool that reads a checkpoint, null stands for what the checkpoint says."""
+
+    sampler: Optional[str]
+    steps: Optional[int]
+    guidance: Optional[float]
+    guidance_channels: Optional[int]
+    guidance_interval: Optional[List[float]]
+
+
+@dataclass
+class SheetConfig(SamplingConfig):
+    every: int
+    images: int
+
+
+@dataclass
+class DiffusionConfig:
+    process: str
+    steps: int
+    betas: str
+    learn_sigma: bool
+    time_sampling: str
+    label_drop: float
+    autoencoder: Optional[str]
+    latent_scale: Optional[float]
+    sheet: SheetConfig
+
+
+@dataclass
 class OptimConfig:
     opt: str
     lr: float
@@ -140,6 +173,7 @@ class TrainConfig:
     mixer: MixerConfig
     inner: InnerSpec
     task: TaskConfig
+    diffusion: Optional[DiffusionConfig]
     optim: OptimConfig
     engine: EngineConfig
     logger: LoggerConfig
@@ -207,6 +241,62 @@ class FlopsConfig(TrainConfig):
     count: bool
 
 
+@dataclass
+class SampleConfig:
+    """Images to draw from a checkpoint."""
+
+    checkpoint: str
+    weights: str
+    n: int
+    seed: int
+    classes: Any  # null, or a list of names or labels
+    sampling: SamplingConfig
+    img_size: Optional[List[int]]
+    autoencoder: Optional[str]
+    batch_size: int
+    device: str
+    amp: Optional[str]
+    threads: Optional[int]
+    output: str
+    name: Optional[str]
+    resume: bool
+    npz: bool
+    sheet: int
+
+
+@dataclass
+class CacheConfig:
+    """Images to encode once."""
+
+    data: DataConfig
+    autoencoder: str
+    latent_scale: Optional[float]
+    flips: bool
+    batch_size: int
+    shard_size: int
+    dtype: str
+    device: str
+    amp: Optional[str]
+    output: str
+
+
+@dataclass
+class GenerationScoreConfig:
+    """Generated images and what they are compared with."""
+
+    samples: str
+    reference: Optional[str]
+    metrics: List[str]
+    inception: Optional[str]
+    classifier: Optional[str]
+    neighbours: int
+    splits: int
+    batch_size: int
+    device: str
+    threads: Optional[int]
+    output: Optional[str]
+
+
 _CHOICES = {
     "data.on_bad_image": ("raise", "skip"),
     "data.interpolation": ("bilinear", "bicubic", "lanczos", "nearest"),
@@ -217,7 +307,14 @@ _CHOICES = {
     "engine.device": ("auto", "cpu", "cuda"),
     "engine.parallel": ("ddp", "fsdp"),
     "engine.ema_buffers": ("average", "copy"),
-    "task.name": ("classification", "mesa"),
+    "task.name": ("classification", "mesa", "diffusion"),
+    "diffusion.process": ("ddpm", "flow"),
+    "diffusion.betas": ("linear", "cosine"),
+    "diffusion.time_sampling": ("uniform", "logit_normal"),
+    "diffusion.sheet.sampler": SAMPLERS,
+    "sampling.sampler": (None, *SAMPLERS),
+    "amp": (None, "float16", "bfloat16"),
+    "dtype": ("float16", "float32"),
     "logger.wandb": (None, "offline", "online"),
     "weights": ("auto", "raw", "ema"),
     "device": ("auto", "cpu", "cuda"),
@@ -228,6 +325,25 @@ _LENGTHS = {"data.img_size": 2, "augment.scale": 2, "augment.ratio": 2, "optim.b
 
 # key: (lowest, highest) allowed, both included; None = no bound
 _RANGES = {
+    "diffusion.steps": (2, None),
+    "diffusion.label_drop": (0, 1),
+    "diffusion.latent_scale": (1e-12, None),
+    "diffusion.sheet.every": (0, None),
+    "diffusion.sheet.images": (1, None),
+    "diffusion.sheet.steps": (1, None),
+    "diffusion.sheet.guidance": (0, None),
+    "diffusion.sheet.guidance_channels": (1, None),
+    "sampling.steps": (1, None),
+    "sampling.guidance": (0, None),
+    "sampling.guidance_channels": (0, None),
+    "n": (1, None),
+    "seed": (0, None),
+    "threads": (1, None),
+    "sheet": (0, None),
+    "latent_scale": (1e-12, None),
+    "shard_size": (1, None),
+    "neighbours": (1, None),
+    "splits": (1, None),
     "data.in_chans": (1, None),
     "data.crop_pct": (0.01, 1),
     "data.workers": (0, None),
@@ -332,8 +448,10 @@ def known_keys(schema: type, prefix: str = "") -> list[str]:
 
 
 def _dataclass_of(field, schema):
+    """The part that a key stands for; also where null may stand in its place."""
     kind = _types(schema)[field.name]
-    return kind if dataclasses.is_dataclass(kind) else None
+    kinds = [part for part in (kind, *get_args(kind)) if dataclasses.is_dataclass(part)]
+    return kinds[0] if kinds else None
 
 
 @functools.cache

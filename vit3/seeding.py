@@ -23,6 +23,8 @@ class Purpose(IntEnum):
     ERASE = 3  # erasing in a batch
     STEP = 4  # mixing, dropout and dropped paths of one forward pass
     STREAM = 5  # workers of a streamed data set
+    SAMPLE = 6  # one generated image
+    SCORE = 7  # times and noise at which one test image is scored
 
 
 def seed_everything(seed: int, purpose: Purpose, *place: int) -> None:
