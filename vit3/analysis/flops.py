@@ -25,7 +25,8 @@ def count_macs(model: nn.Module, img_size: tuple[int, int] | list[int], layer_no
     computed (the model is copied to the meta device).
 
     Args:
-        model: with ``in_chans``. img_size: (height, width) in pixels.
+        model: with ``in_chans``, or with ``example_inputs`` where it takes more than an image. img_size: (height,
+            width) in pixels, of a generator in those of its latents.
         layer_norms: add five operations an element of each LayerNorm, as fvcore does.
     """
     return sum(macs_by_part(model, img_size, layer_norms).values())
@@ -35,7 +36,10 @@ def macs_by_part(model: nn.Module, img_size: tuple[int, int] | list[int], layer_
     """Multiply-adds of every counted layer and mixer by its name, in the order of the model; as :func:`count_macs`."""
 
     def run(model: nn.Module) -> None:
-        model(torch.empty(1, getattr(model, "in_chans", 3), *img_size, device="meta"))
+        if hasattr(model, "example_inputs"):  # of more than an image
+            model(*model.example_inputs(tuple(img_size), device="meta"))
+        else:
+            model(torch.empty(1, getattr(model, "in_chans", 3), *img_size, device="meta"))
 
     return macs_of_run(model, run, layer_norms)
 
