@@ -21,7 +21,7 @@ ALLOWED = {
     "analysis": {"analysis", "sweeps", "diffusion", "models", "layers", "mixers", "inner", "ops", ""},
     "data": {"data", "seeding", "files", "errors"},
     "detection": {"detection", "analysis", "models", "data", "engine", "config", "errors"},
-    "diffusion": {"diffusion", "seeding"},
+    "diffusion": {"diffusion", "seeding", "errors"},
     "generation": {
         "generation",
         "diffusion",
