@@ -10,9 +10,28 @@ from omegaconf import OmegaConf
 
 from tests.toy import CONFIGS, compose_config
 from vit3.arguments import check_arguments
-from vit3.config import _CHOICES, _RANGES, EvalConfig, FlopsConfig, TrainConfig, known_keys, typed
+from vit3.config import (
+    _CHOICES,
+    _RANGES,
+    CacheConfig,
+    EvalConfig,
+    FlopsConfig,
+    GenerationScoreConfig,
+    SampleConfig,
+    TrainConfig,
+    known_keys,
+    typed,
+)
 from vit3.errors import UserError
 
+PROGRAMS = {  # schema and what has no value yet, by the root of the configuration
+    "train": (TrainConfig, ["task=diffusion", "diffusion=ddpm"]),
+    "eval": (EvalConfig, ["checkpoint=x"]),
+    "flops": (FlopsConfig, []),
+    "sample": (SampleConfig, ["checkpoint=x"]),
+    "cache_latents": (CacheConfig, ["data.root=x", "autoencoder=x", "output=x"]),
+    "eval_generation": (GenerationScoreConfig, ["samples=x"]),
+}
 RECIPES = sorted(path.stem for path in (CONFIGS / "recipe").glob("*.yaml"))
 
 
@@ -27,7 +46,7 @@ def test_default_configuration_fits_the_schema():
 
 def test_schema_and_files_name_the_same_keys():
     """A key that only the schema knows would never get a value."""
-    plain = OmegaConf.to_container(compose_config())
+    plain = OmegaConf.to_container(compose_config("task=diffusion", "diffusion=ddpm"))
 
     def flat(tree, prefix=""):
         for key, value in tree.items():
@@ -77,23 +96,24 @@ def test_unknown_key_in_a_file_names_the_nearest():
         typed(cfg, TrainConfig)
 
 
+def typed_with(key, value):
+    """The configuration of the first program that has ``key``, with ``value`` for it."""
+    root, (schema, given) = next((r, p) for r, p in PROGRAMS.items() if key in known_keys(p[0]))
+    return typed(compose_config(*given, f"{key}={value}", root=root), schema)
+
+
 @pytest.mark.parametrize("key", _CHOICES)
 def test_every_choice_is_held(key):
-    root, schema = ("train", TrainConfig) if "." in key else ("eval", EvalConfig)
-    given = ["checkpoint=x"] if root == "eval" else []
     with pytest.raises(UserError, match=f"{key}=zzz is not allowed; use one of: "):
-        typed(compose_config(f"{key}=zzz", *given, root=root), schema)
+        typed_with(key, "zzz")
 
 
 @pytest.mark.parametrize("key", _RANGES)
 def test_every_range_is_held(key):
-    root, schema = ("train", TrainConfig) if "." in key else ("eval", EvalConfig)
-    root, schema = ("flops", FlopsConfig) if key == "classes" else (root, schema)
-    given = ["checkpoint=x"] if root == "eval" else []
     low, high = _RANGES[key]
     for value in [low - 1] + ([high + 1] if high is not None else []):
         with pytest.raises(UserError, match=f"{key}=.* is not allowed; it must be "):
-            typed(compose_config(f"{key}={value}", *given, root=root), schema)
+            typed_with(key, value)
 
 
 def test_several_values_need_the_flag():

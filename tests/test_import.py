@@ -18,10 +18,10 @@ ALLOWED = {
     "layers": {"layers", "ops"},
     "mixers": {"mixers", "layers", "inner", "ops"},
     "models": {"models", "layers", "mixers", "inner", "ops", "files"},
-    "analysis": {"analysis", "sweeps", "models", "layers", "mixers", "inner", "ops", ""},
+    "analysis": {"analysis", "sweeps", "diffusion", "models", "layers", "mixers", "inner", "ops", ""},
     "data": {"data", "seeding", "files", "errors"},
     "detection": {"detection", "analysis", "models", "data", "engine", "config", "errors"},
-    "diffusion": {"diffusion", "seeding"},
+    "diffusion": {"diffusion", "seeding", "errors"},
     "generation": {
         "generation",
         "diffusion",

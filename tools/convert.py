@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vit3.models import MODEL_NAMES
-from vit3.models.official import DENSE_NAMES, convert
+from vit3.models.official import OFFICIAL_NAMES, convert
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Convert an official ViT³ checkpoint to safetensors with our names.")
     parser.add_argument("source", metavar="IN.pth", help="the authors' file; none of its pickled code is run")
     parser.add_argument("target", metavar="OUT.safetensors")
-    names = (*MODEL_NAMES, *DENSE_NAMES)
-    parser.add_argument("--model", choices=names, help="default: the model whose tensors fit best")
+    parser.add_argument("--model", choices=OFFICIAL_NAMES, help="default: the model whose tensors fit best")
     parser.add_argument("--ema", action="store_true", help="take the moving average instead of the raw weights")
     options = parser.parse_args()
     try:

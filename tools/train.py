@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -16,12 +17,29 @@ from rich.table import Table
 from timm.utils import unwrap_model
 
 from vit3.analysis.flops import count_macs
+from vit3.analysis.generation_plots import plot_losses
 from vit3.analysis.plots import plot_curves, plot_predictions
-from vit3.build import build_data, build_model, build_plan, build_tracker, build_trainer, derive
+from vit3.build import (
+    build_data,
+    build_model,
+    build_network,
+    build_plan,
+    build_sheets,
+    build_tracker,
+    build_trainer,
+    derive,
+)
 from vit3.cli import overrides, run_tool
 from vit3.config import TrainConfig, typed
 from vit3.doctor import before_first_step
-from vit3.engine.checkpoint import best_checkpoint, check_resumable, checkpoint_to_resume, load_checkpoint, run_of
+from vit3.engine.checkpoint import (
+    FOLDER,
+    best_checkpoint,
+    check_resumable,
+    checkpoint_to_resume,
+    load_checkpoint,
+    run_of,
+)
 from vit3.engine.distributed import Processes, start_processes
 from vit3.engine.groups import parameter_rows
 from vit3.engine.predict import predict_sample
@@ -29,6 +47,7 @@ from vit3.engine.resuming import announce_resume, open_run
 from vit3.engine.run_folder import RunFolder
 from vit3.engine.sharding import is_sharded, whole
 from vit3.engine.train import Trainer
+from vit3.generation.during import SampleSheets
 from vit3.seeding import Purpose, seed_everything
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -52,15 +71,15 @@ def train(cfg: DictConfig) -> None:
     if state is not None:
         check_resumable(state, dataclasses.asdict(run_cfg), data.classes, run_of(Path(place)))
     seed_everything(run_cfg.engine.seed, Purpose.START)  # the same start in every process
-    model = build_model(run_cfg, data.classes)
+    model, codec = build_network(run_cfg, data.classes, processes.device)
     plan = build_plan(run_cfg, len(data.train), processes.world_size, model)
     facts = dataclasses.asdict(derive(run_cfg, plan)) | {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "multiply_adds": count_macs(model, run_cfg.data.img_size),
+        "multiply_adds": count_macs(model, run_cfg.data.img_size if codec is None else model.img_size),
         "train_images": len(data.train),
         "val_images": len(data.val),
     }
-    trainer = build_trainer(run_cfg, data, model, plan, facts, processes)
+    trainer = build_trainer(run_cfg, data, model, plan, facts, processes, codec)
     if run_cfg.print_groups:
         if processes.main:
             print_groups(model, trainer.updater.optimizer)
@@ -73,35 +92,45 @@ def train(cfg: DictConfig) -> None:
         trainer.resume(state)
         announce_resume(place, state, trainer.metadata["config"], len(data.train), processes)
         del state  # as large as model and optimiser together
+    sheets = None if codec is None else build_sheets(run_cfg, trainer, data.classes, run.path)
     summary = trainer.fit(
         run,
         build_tracker(run_cfg, run, processes),
-        after_epoch=Curves(run),
+        after_epoch=Pictures(run, trainer, sheets),
     )
-    finish(run_cfg, run, trainer, data, summary, processes)
+    if sheets is None:
+        finish(run_cfg, run, trainer, data, summary, processes)
+    elif processes.main:
+        finish_generator(run, sheets, trainer, summary)
 
 
-class Curves:
-    """Draws the curves of a run after an epoch, at most every half minute: small epochs are shorter than drawing."""
+class Pictures:
+    """Draws the sheet of a generator's samples after an epoch, and the curves of a run at most every half minute:
 
-    def __init__(self, run: RunFolder):
-        self.run, self.drawn = run, -math.inf
+    small epochs are shorter than drawing.
+    """
+
+    def __init__(self, run: RunFolder, trainer: Trainer, sheets: SampleSheets | None):
+        self.run, self.trainer, self.sheets, self.drawn = run, trainer, sheets, -math.inf
 
     def __call__(self) -> None:
+        if self.sheets is not None:
+            self.sheets(self.trainer.place.epoch)
         if time.monotonic() - self.drawn > _DRAW_S:
-            draw_curves(self.run)
+            draw_curves(self.run, self.sheets is not None)
             self.drawn = time.monotonic()
 
 
-def draw_curves(run: RunFolder) -> None:
+def draw_curves(run: RunFolder, generator: bool = False) -> None:
     """Curves over all epochs so far."""
-    plot_curves(run / "metrics.jsonl", run / "curves.png", run.path.name)
+    draw = plot_losses if generator else plot_curves
+    draw(run / "metrics.jsonl", run / "curves.png", run.path.name)
 
 
 def announce(cfg: TrainConfig, run: RunFolder, facts: dict, processes: Processes) -> None:
     """Say what is going to happen, with every derived number."""
     ema = "off" if facts["ema_decay"] is None else f"{facts['ema_decay']:.6f} per update"
-    task = "" if cfg.task.name == "classification" else (
+    task = "" if cfg.task.name != "mesa" else (
         f"; {cfg.task.name}, weight {cfg.task.weight:g}, from epoch {math.ceil(cfg.task.start * cfg.engine.epochs) + 1}"
     )  # fmt: skip
     for line in (
@@ -112,6 +141,7 @@ def announce(cfg: TrainConfig, run: RunFolder, facts: dict, processes: Processes
         f"batch        {facts['global_batch']} = {facts['world_size']} processes x {facts['accumulation']} forward "
         f"passes x {facts['batch_per_process']}; {facts['updates_per_epoch']} updates an epoch, "
         f"{facts['updates']:,} in all",
+        *([] if cfg.diffusion is None else [describe_diffusion(cfg)]),
         f"learning     peak {facts['lr']:.4g}, warm-up from {facts['warmup_lr']:.4g}, down to {facts['min_lr']:.4g}; "
         f"EMA {ema}{task}",
         f"device       {processes.device}, precision {cfg.engine.amp or 'float32'}, "
@@ -124,6 +154,17 @@ def announce(cfg: TrainConfig, run: RunFolder, facts: dict, processes: Processes
             "recipe's score was reached with %d; engine.max_per_process=N keeps it on fewer or smaller devices",
             facts["global_batch"], cfg.engine.recipe_batch, cfg.engine.recipe_batch,
         )  # fmt: skip
+
+
+def describe_diffusion(cfg: TrainConfig) -> str:
+    """The line on what a generator learns."""
+    d = cfg.diffusion
+    of = f"{d.steps} steps, {d.betas} schedule" if d.process == "ddpm" else f"{d.time_sampling} times"
+    place = "pixels" if d.autoencoder is None and cfg.data.name != "latents" else f"latents of {d.autoencoder}"
+    return (
+        f"diffusion    {d.process}, {of}, {'learned' if d.learn_sigma else 'fixed'} variance, in {place}; "
+        f"{d.label_drop:.0%} of the labels dropped"
+    )
 
 
 def print_groups(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -165,6 +206,22 @@ def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: di
         f"weights      {best_checkpoint(run.path)}\n"
         f"pictures     {run / 'curves.png'}, {run / 'predictions.png'}\n"
         f"evaluate     python tools/eval.py checkpoint={run.path}"
+    )
+
+
+def finish_generator(run: RunFolder, sheets: SampleSheets, trainer: Trainer, summary: dict) -> None:
+    """Draw the last sheet of samples and say where everything is."""
+    try:
+        draw_curves(run, generator=True)
+        shutil.copy(sheets(trainer.place.epoch, last=True), run / "samples.png")
+    except OSError as error:  # the run is whole without them
+        logger.warning("pictures are lost (%s)", error)
+    last = {name: value for name, value in summary["last"].items() if name.startswith("val")}
+    logger.info(
+        f"{', '.join(f'{name} {value:.5f}' for name, value in last.items())}, {summary['seconds']:.0f} s\n"
+        f"weights      {run / FOLDER}\n"
+        f"pictures     {run / 'curves.png'}, {run / 'samples.png'}\n"
+        f"sample       python tools/sample.py checkpoint={run.path} n=500"
     )
 
 

@@ -7,7 +7,7 @@ import difflib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, get_args, get_type_hints
+from typing import Any, Dict, List, Optional, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -450,7 +450,8 @@ def known_keys(schema: type, prefix: str = "") -> list[str]:
 def _dataclass_of(field, schema):
     """The part that a key stands for; also where null may stand in its place."""
     kind = _types(schema)[field.name]
-    kinds = [part for part in (kind, *get_args(kind)) if dataclasses.is_dataclass(part)]
+    parts = get_args(kind) if get_origin(kind) is Union else (kind,)
+    kinds = [part for part in parts if dataclasses.is_dataclass(part)]
     return kinds[0] if kinds else None
 
 

@@ -9,9 +9,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.helpers import light
-from vit3.analysis.flops import count_macs
+from vit3.analysis.flops import count_macs, counted_macs
 from vit3.mixers import MIXERS, TTT
 from vit3.models import MODEL_NAMES
+from vit3.models.published import PUBLISHED_GENERATORS
 
 # Figures computed from the paper's tables and printed in the authors' README, in 1e9; relative tolerance.
 PUBLISHED = {
@@ -30,6 +31,24 @@ def test_published_figures(name):
         model = timm.create_model(name)
     figure, tolerance = PUBLISHED[name]
     assert count_macs(model, (224, 224)) / 1e9 == pytest.approx(figure, rel=tolerance)
+
+
+@pytest.mark.parametrize("published", ["DiT³", "DiT"])
+@pytest.mark.parametrize("name", PUBLISHED_GENERATORS)
+def test_published_figures_of_generators(name, published):
+    """Table 10 prints both to two or three digits: parameters must round to them, products be within 1 %."""
+    figures = PUBLISHED_GENERATORS[name] if published == "DiT³" else PUBLISHED_GENERATORS[name]["dit"]
+    with torch.device("meta"):
+        model = timm.create_model(name, **({} if published == "DiT³" else dict(mixer="softmax", cpe=False)))
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == figures["params_m"]
+    assert count_macs(model, (32, 32)) / 1e9 == pytest.approx(figures["macs_g"], rel=0.01)
+
+
+@pytest.mark.parametrize("mixer", ["ttt", "softmax"])
+@pytest.mark.parametrize("size", [(8, 8), (5, 7)])
+def test_generators_equal_a_counter_of_dispatched_operations(mixer, size):
+    model = timm.create_model("dit3_s_2", depth=2, mixer=mixer, num_classes=10)
+    assert count_macs(model, size) == counted_macs(model, size)
 
 
 @pytest.mark.parametrize("mixer", ["ttt", "softmax"])

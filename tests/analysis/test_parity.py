@@ -21,7 +21,7 @@ def rows_of(check):
     return list(getattr(parity, check)(GOLDEN))
 
 
-@pytest.mark.parametrize("check", ["block_rows", "classifier_rows", "gradient_rows", "dense_rows"])
+@pytest.mark.parametrize("check", ["block_rows", "classifier_rows", "gradient_rows", "dense_rows", "generator_rows"])
 def test_golden(check):
     rows = rows_of(check)
     if not GOLDEN_PLATFORM:
@@ -33,6 +33,7 @@ def test_golden(check):
 def test_every_case_is_compared():
     assert len(rows_of("block_rows")) == 4 * 9
     assert len(rows_of("dense_rows")) == 2 * 4
+    assert len(rows_of("generator_rows")) == 2 * 2
 
 
 def test_rule():

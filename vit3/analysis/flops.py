@@ -25,7 +25,8 @@ def count_macs(model: nn.Module, img_size: tuple[int, int] | list[int], layer_no
     computed (the model is copied to the meta device).
 
     Args:
-        model: with ``in_chans``. img_size: (height, width) in pixels.
+        model: with ``in_chans``, or with ``example_inputs(img_size, batch, device)`` where it takes more than images.
+        img_size: (height, width) in pixels; of a generator, of the latents that it sees.
         layer_norms: add five operations an element of each LayerNorm, as fvcore does.
     """
     return sum(macs_by_part(model, img_size, layer_norms).values())
@@ -35,7 +36,7 @@ def macs_by_part(model: nn.Module, img_size: tuple[int, int] | list[int], layer_
     """Multiply-adds of every counted layer and mixer by its name, in the order of the model; as :func:`count_macs`."""
 
     def run(model: nn.Module) -> None:
-        model(torch.empty(1, getattr(model, "in_chans", 3), *img_size, device="meta"))
+        model(*_inputs(model, img_size, torch.device("meta")))
 
     return macs_of_run(model, run, layer_norms)
 
@@ -84,6 +85,13 @@ def _unmixed(x: Tensor, h: int, w: int, rope: nn.Module | None = None) -> Tensor
     return x
 
 
+def _inputs(model: nn.Module, img_size: tuple[int, int] | list[int], device: torch.device) -> tuple[Tensor, ...]:
+    """What a forward pass of one image takes."""
+    if hasattr(model, "example_inputs"):
+        return model.example_inputs(tuple(img_size), 1, device)
+    return (torch.zeros(1, getattr(model, "in_chans", 3), *img_size, device=device),)
+
+
 @torch.no_grad()
 def counted_macs(model: nn.Module, img_size: tuple[int, int] | list[int]) -> int:
     """Multiply-adds that PyTorch's counter sees while one image runs: products of matrices, convolutions, operators."""
@@ -92,7 +100,7 @@ def counted_macs(model: nn.Module, img_size: tuple[int, int] | list[int]) -> int
     model.eval()
     try:
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            model(torch.zeros(1, getattr(model, "in_chans", 3), *img_size, device=device))
+            model(*_inputs(model, img_size, device))
     finally:
         model.train(training)
     return counter.get_total_flops() // 2

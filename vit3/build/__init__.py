@@ -9,6 +9,7 @@ from vit3.build.data import (
     check_data_config,
     derive,
 )
+from vit3.build.generator import build_network, build_sheets, build_trained_generator
 from vit3.build.model import build_model, frozen_modules
 from vit3.build.trained import Trained, build_trained
 from vit3.build.training import (
@@ -26,13 +27,16 @@ __all__ = [
     "build_data",
     "build_eval_loader",
     "build_model",
+    "build_network",
     "build_optimizer",
     "build_plan",
     "build_schedule",
+    "build_sheets",
     "build_task",
     "build_tracker",
     "build_train_loader",
     "build_trained",
+    "build_trained_generator",
     "build_trainer",
     "build_updater",
     "check_data_config",

@@ -16,10 +16,12 @@ from vit3.config import ModelConfig, TrainConfig, nearest
 from vit3.engine.checkpoint import best_checkpoint
 from vit3.errors import UserError
 from vit3.mixers import MIXERS
-from vit3.models import MODEL_NAMES, HViT3, ViT3
+from vit3.models import GENERATOR_NAMES, MODEL_NAMES, DiT3, HViT3, ViT3
 from vit3.models.weights import load_weights
 
 logger = logging.getLogger(__name__)
+
+_FAMILIES = {"h_vit3": HViT3, "vit3": ViT3, "dit3": DiT3}
 
 
 def build_model(cfg: TrainConfig, classes: Sequence[str]) -> nn.Module:
@@ -35,12 +37,14 @@ def build_model(cfg: TrainConfig, classes: Sequence[str]) -> nn.Module:
     arch = split_model_name_tag(m.name)[0]
     if not timm.is_model(arch):
         raise UserError(f"model.name={m.name} is no registered model; {nearest(m.name, timm.list_models())}")
+    if arch in GENERATOR_NAMES:
+        raise UserError(f"model.name={m.name} is a generator; train it with task=diffusion diffusion=ddpm (or flow)")
     given = dict(
         in_chans=cfg.data.in_chans, num_classes=len(classes), drop_rate=m.drop_rate, drop_path_rate=m.drop_path_rate
     )
     if arch in MODEL_NAMES:
-        given |= dict(img_size=img_size, mixer=cfg.mixer.name, mixer_kwargs=_mixer_kwargs(cfg))
-        _check_arguments(m, given)
+        given |= dict(img_size=img_size, mixer=cfg.mixer.name, mixer_kwargs=mixer_kwargs(cfg))
+        check_arguments(m, given)
     elif get_pretrained_cfg(m.name).fixed_input_size:
         given |= dict(img_size=img_size)
     try:
@@ -75,7 +79,7 @@ def frozen_modules(model: nn.Module, prefixes: list[str]) -> tuple[nn.Module, ..
     return tuple(frozen)
 
 
-def _mixer_kwargs(cfg: TrainConfig) -> dict[str, Any]:
+def mixer_kwargs(cfg: TrainConfig) -> dict[str, Any]:
     m = cfg.mixer
     if m.name not in MIXERS:  # the model says it
         return {}
@@ -87,9 +91,9 @@ def _mixer_kwargs(cfg: TrainConfig) -> dict[str, Any]:
     return {**m.kwargs, **given}
 
 
-def _check_arguments(cfg: ModelConfig, given: dict[str, Any]) -> None:
+def check_arguments(cfg: ModelConfig, given: dict[str, Any]) -> None:
     """Name the nearest argument where ``model.kwargs`` has one that our models lack or that is ``given`` elsewhere."""
-    cls = HViT3 if cfg.name.startswith("h_") else ViT3
+    cls = next(cls for start, cls in _FAMILIES.items() if cfg.name.startswith(start))
     allowed = set(inspect.signature(cls).parameters) - given.keys()
     for name in cfg.kwargs:
         if name not in allowed:

@@ -58,6 +58,9 @@ def build_trained(options: TrainedConfig, complete: Callable[[dict], DictConfig]
     path = best_checkpoint(path) if path.is_dir() else path
     state = load_checkpoint(path)
     cfg: TrainConfig = typed(complete(state["config"]), TrainConfig)
+    if cfg.diffusion is not None:
+        raise UserError(f"checkpoint={options.checkpoint} holds the generator {cfg.model.name}; draw images from it "
+                        "with python tools/sample.py, and score these with tools/eval_generation.py")  # fmt: skip
     cfg.model.pretrained, cfg.model.checkpoint = False, None  # the weights are in this checkpoint
     cfg.data.root = cfg.data.root if options.data_root is None else options.data_root
     cfg.data.workers = cfg.data.workers if options.workers is None else options.workers

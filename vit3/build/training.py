@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vit3.build.data import Derived, build_eval_loader, build_train_loader, derive, mixes
+from vit3.build.generator import build_process
 from vit3.build.model import frozen_modules
 from vit3.config import TrainConfig
 from vit3.data import (
@@ -32,15 +33,21 @@ from vit3.engine.trackers import TensorBoardTracker, Tracker, Trackers, WandbTra
 from vit3.engine.train import Trainer
 from vit3.engine.update import Updater
 from vit3.errors import UserError
-from vit3.tasks import MESATask
+from vit3.generation.evaluate import SCORE, TestLoss
+from vit3.tasks import DiffusionTask, MESATask
 
 # Statistics of normalisation are averaged after each update, in Updater, and not sent around in each forward pass
 _NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _OWN_BUFFERS = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False}
 
 
-def build_task(cfg: TrainConfig, model: nn.Module, derived: Derived, processes: Processes) -> TrainingTask:
-    """timm's classification task or MESA: loss, moving average, compilation, distribution; in this order.
+def build_task(
+    cfg: TrainConfig, model: nn.Module, derived: Derived, processes: Processes, codec: Any = None
+) -> TrainingTask:
+    """timm's classification task, MESA or diffusion: loss, moving average, compilation, distribution; in this order.
+
+    Args:
+        codec: of a generator, see :func:`vit3.build.generator.build_codec`.
 
     Raises:
         UserError: MESA without a moving average, or float16 with sharding.
@@ -50,8 +57,11 @@ def build_task(cfg: TrainConfig, model: nn.Module, derived: Derived, processes: 
     if e.channels_last:
         model.to(memory_format=torch.channels_last)
     loss = dict(smoothing=0.0 if mixes(cfg) else cfg.augment.smoothing, soft_targets=mixes(cfg))
-    options = dict(criterion_kwargs=loss, device=processes.device, verbose=False)
-    if cfg.task.name == "mesa":
+    plain = dict(device=processes.device, verbose=False)
+    options = dict(criterion_kwargs=loss, **plain)
+    if cfg.task.name == "diffusion":
+        task = DiffusionTask(model, build_process(cfg.diffusion), codec, cfg.diffusion.label_drop, **plain)
+    elif cfg.task.name == "mesa":
         if derived.ema_decay is None:
             raise UserError("task=mesa learns from the moving average; set engine.ema_decay (0.9996 in the recipes)")
         task = MESATask(model, weight=cfg.task.weight, start=cfg.task.start, **options)
@@ -163,18 +173,24 @@ def build_updater(
 
 
 def build_trainer(
-    cfg: TrainConfig, data: Data, model: nn.Module, plan: BatchPlan, facts: dict[str, Any], processes: Processes
+    cfg: TrainConfig,
+    data: Data,
+    model: nn.Module,
+    plan: BatchPlan,
+    facts: dict[str, Any],
+    processes: Processes,
+    codec: Any = None,
 ) -> Trainer:
     """Everything that :class:`vit3.engine.train.Trainer` needs.
 
     Args:
-        model: not yet wrapped. plan: of the batches. facts: numbers for ``summary.json``.
+        model: not yet wrapped. plan: of the batches. facts: numbers for ``summary.json``. codec: of a generator.
 
     Raises:
         UserError: optimiser, schedule or transforms cannot be built.
     """
     derived = derive(cfg, plan)
-    task = build_task(cfg, model, derived, processes)
+    task = build_task(cfg, model, derived, processes, codec)
     optimizer = build_optimizer(cfg, model, derived)  # after the task: sharding replaces parameters
     batches = build_train_loader(cfg, data.train, plan, processes)
     updater = build_updater(cfg, task, optimizer, derived, batches, processes, len(data.classes))
@@ -192,6 +208,7 @@ def build_trainer(
         facts=facts,
         bad_images=lambda: data.bad_images,
         profile_updates=cfg.engine.profile,
+        **({} if codec is None else _scored_by_loss(task, cfg.engine.seed)),
     )
 
 
@@ -228,9 +245,15 @@ def _build_mix(cfg: TrainConfig, num_classes: int) -> Mixup | None:
     )
 
 
+def _scored_by_loss(task: DiffusionTask, seed: int) -> dict[str, Any]:
+    return dict(evaluate=TestLoss(task.process, task.codec, seed), score=SCORE)
+
+
 def _portable(cfg: TrainConfig) -> dict[str, Any]:
     """The configuration for a checkpoint: paths made absolute, so that it can be evaluated from any folder."""
     plain = dataclasses.asdict(cfg)
     if cfg.data.root and Path(cfg.data.root).exists():  # else a name on the hub or an address
         plain["data"]["root"] = str(Path(cfg.data.root).resolve())
+    if cfg.diffusion and cfg.diffusion.autoencoder and Path(cfg.diffusion.autoencoder).exists():
+        plain["diffusion"]["autoencoder"] = str(Path(cfg.diffusion.autoencoder).resolve())
     return plain

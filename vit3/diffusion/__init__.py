@@ -3,5 +3,6 @@
 from vit3.diffusion.flow import RectifiedFlow
 from vit3.diffusion.gaussian import GaussianDiffusion
 from vit3.diffusion.guidance import guided
+from vit3.diffusion.samplers import SAMPLERS, Sampler
 
-__all__ = ["GaussianDiffusion", "RectifiedFlow", "guided"]
+__all__ = ["SAMPLERS", "GaussianDiffusion", "RectifiedFlow", "Sampler", "guided"]

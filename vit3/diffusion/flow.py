@@ -48,6 +48,10 @@ class RectifiedFlow:
         s = (t / LONGEST).to(torch.promote_types(x0.dtype, torch.float32))[:, None, None, None]
         return (1 - s) * x0 + s * noise
 
+    def moved(self, x: Tensor, velocity: Tensor, t: Tensor, after: Tensor) -> Tensor:
+        """Where x at times t (B,) is at times ``after`` (B,), straight on at that velocity."""
+        return x + ((after - t) / LONGEST)[:, None, None, None] * velocity
+
     def losses(self, model: Model, x0: Tensor, t: Tensor, y: Tensor, noise: Tensor) -> dict[str, Tensor]:
         """Squared error of the velocity, one number per image; arguments as of
         :meth:`vit3.diffusion.gaussian.GaussianDiffusion.losses`."""

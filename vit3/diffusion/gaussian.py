@@ -5,8 +5,10 @@ Sources: DDPM (2006.11239), improved DDPM (2102.09672) for the learned variance 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
+from itertools import accumulate, repeat
 
 import torch
 from torch import Tensor
@@ -37,6 +39,31 @@ def noise_schedule(name: str, steps: int) -> Tensor:
     return (1 - kept[1:] / kept[:-1]).clamp(max=0.999)
 
 
+def spread(total: int, steps: int, quadratic: bool = False) -> list[int]:
+    """``steps`` different times of 0 .. total - 1, the first and the last among them; a single one is the last.
+
+    Args:
+        quadratic: grow with the square of their number, denser at the image (DDIM, appendix D.2), instead of evenly;
+            the even ones are those that DiT's code takes.
+
+    Raises:
+        ValueError: fewer steps than 1, or more than there are.
+    """
+    if not 1 <= steps <= total:
+        raise ValueError(f"steps={steps} of a sampler must be from 1 to {total}, the steps of the noise schedule")
+    if steps == 1:
+        return [total - 1]
+    if not quadratic:
+        # a running sum, as in DiT's code: i * stride rounds some ties the other way (first at 21 of 1,000 steps)
+        return [round(place) for place in accumulate(repeat((total - 1) / (steps - 1), steps - 1), initial=0.0)]
+    places = []
+    for i in range(steps):
+        place = round((total - 1) * (i / (steps - 1)) ** 2)
+        place = max(place, places[-1] + 1) if places else place  # different ones ...
+        places.append(min(place, total - steps + i))  # ... of which enough are left for those that follow
+    return places
+
+
 class GaussianDiffusion:
     """x_t = sqrt(a_t) x_0 + sqrt(1 - a_t) noise, t = 0 .. steps - 1; the network predicts the noise.
 
@@ -50,15 +77,43 @@ class GaussianDiffusion:
     """
 
     def __init__(self, steps: int = 1000, betas: str = "linear", learn_sigma: bool = True):
-        self.steps, self.schedule, self.learn_sigma = steps, betas, learn_sigma
-        self.betas = noise_schedule(betas, steps)
-        self.kept = (1 - self.betas).cumprod(0)  # a_t
+        self.schedule, self.learn_sigma = betas, learn_sigma
+        self._tabulate(noise_schedule(betas, steps))
+        self.times = torch.arange(steps)  # what the network is told at each t
+        if steps != LONGEST:
+            self.times = self.times * (LONGEST / steps)
+
+    def _tabulate(self, betas: Tensor) -> None:
+        """Everything that follows from the betas (steps,), in float64."""
+        self.steps, self.betas = len(betas), betas
+        self.kept = (1 - betas).cumprod(0)  # a_t
         before = torch.cat([torch.ones(1, dtype=torch.float64), self.kept[:-1]])  # a_(t-1)
-        self.posterior_variance = self.betas * (1 - before) / (1 - self.kept)
+        self.posterior_variance = betas * (1 - before) / (1 - self.kept)
         # of the first step back the variance is 0; as in DDPM's code the second's stands for it in logarithms
-        self.posterior_log_variance = torch.cat([self.posterior_variance[1:2], self.posterior_variance[1:]]).log()
-        self.posterior_x0 = self.betas * before.sqrt() / (1 - self.kept)  # factors of x_0 and x_t in the mean
-        self.posterior_xt = (1 - before) * (1 - self.betas).sqrt() / (1 - self.kept)
+        stand_in = self.posterior_variance[1:2] if len(betas) > 1 else betas
+        self.posterior_log_variance = torch.cat([stand_in, self.posterior_variance[1:]]).log()
+        self.posterior_x0 = betas * before.sqrt() / (1 - self.kept)  # factors of x_0 and x_t in the mean
+        self.posterior_xt = (1 - before) * (1 - betas).sqrt() / (1 - self.kept)
+
+    def respaced(self, steps: int, quadratic: bool = False) -> GaussianDiffusion:
+        """The process at some of its times alone, for drawing images in fewer steps than were trained.
+
+        Args:
+            steps, quadratic: how many times, and how they are spread, see :func:`spread`.
+
+        Returns:
+            A process of ``steps`` steps, whose betas lead from one of the times to the next and whose
+            :meth:`model_times` are those of this one.
+
+        Raises:
+            ValueError: fewer steps than 1, or more than this process has.
+        """
+        places = spread(self.steps, steps, quadratic)
+        kept = self.kept[places]
+        spaced = copy.copy(self)
+        spaced._tabulate(1 - kept / torch.cat([torch.ones(1, dtype=torch.float64), kept[:-1]]))
+        spaced.times = self.times[places]
+        return spaced
 
     def out_chans(self, in_chans: int) -> int:
         """Channels that the network must predict for images of ``in_chans``."""
@@ -126,7 +181,7 @@ class GaussianDiffusion:
 
     def model_times(self, t: Tensor) -> Tensor:
         """What the network is told for times t: 0 to 1000 for any number of steps."""
-        return t if self.steps == LONGEST else t * (LONGEST / self.steps)
+        return self.times.to(t.device)[t]
 
 
 def gaussian_kl(mean: Tensor, log_variance: Tensor, mean2: Tensor, log_variance2: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ def guided(
 ) -> Tensor:  # fmt: skip
     """Predictions moved away from what the network says without a class: none + scale * (with class - none).
 
-    With ``scale=1``, and at times outside of ``interval``, it is the model itself, called once.
+    With ``scale=1``, and at times outside of ``interval``, it is the model itself, called once. Otherwise the sum is
+    formed, and given, in at least float32.
 
     Args:
         model: (x, t, y) to (B, out_chans, H, W). x: (B, C, H, W). t: times of the model (B,), 0 to 1000.
@@ -27,10 +28,9 @@ def guided(
         null_label: the label for no class; None takes the model's ``null_label``.
 
     Raises:
-        ValueError: channels below 1, or no null label known.
+        ValueError: channels below 1, an interval that is none, or no null label known.
     """
-    if channels is not None and channels < 1:
-        raise ValueError(f"channels={channels} must be at least 1, or None for all")
+    check_guidance(channels, interval)
     acts = _acts(t, *interval)
     if scale == 1.0 or not acts.any():
         return model(x, t, y)
@@ -38,11 +38,29 @@ def guided(
     if null_label is None:
         raise ValueError("null_label is not known of this model; give null_label=LABEL, its number of classes")
     both = model(torch.cat([x, x]), torch.cat([t, t]), torch.cat([y, torch.full_like(y, null_label)]))
+    both = both.to(
+        torch.promote_types(both.dtype, torch.float32)
+    )  # bfloat16 would round the scale itself: 1.3 to 1.297
     conditional, none = both.chunk(2)
     first = min(x.shape[1], channels or x.shape[1])
-    factor = torch.where(acts, scale, 1.0).to(both.dtype)[:, None, None, None]
+    factor = torch.full_like(t, scale, dtype=both.dtype).where(acts, 1.0)[:, None, None, None]
     moved = none[:, :first] + factor * (conditional[:, :first] - none[:, :first])
     return torch.cat([moved, conditional[:, first:]], dim=1)
+
+
+def check_guidance(channels: int | None, interval: tuple[float, float]) -> None:
+    """Refuse what :func:`guided` cannot use, before a model is there.
+
+    Args:
+        channels, interval: as of :func:`guided`.
+
+    Raises:
+        ValueError: channels below 1, or an interval that is no part of 0 to 1.
+    """
+    if channels is not None and channels < 1:
+        raise ValueError(f"channels={channels} of guidance must be at least 1, or None for all")
+    if len(interval) != 2 or not 0 <= interval[0] <= interval[1] <= 1:
+        raise ValueError(f"interval={interval} of guidance must be two numbers LOW, HIGH with 0 <= LOW <= HIGH <= 1")
 
 
 def _acts(t: Tensor, low: float, high: float) -> Tensor:

@@ -58,6 +58,8 @@ def packages(cfg: TrainConfig) -> Check:
         "datasets": cfg.data.name == "hfds",
         "webdataset": cfg.data.name == "wds" and cfg.data.stream,
         "triton": cfg.mixer.backend == "triton",
+        "diffusers": cfg.diffusion is not None
+        and (cfg.diffusion.autoencoder is not None or cfg.diffusion.sheet.sampler == "dpmsolver"),
     }
     asked = [name for name, needed in wanted.items() if needed]
     missing = [name for name in asked if installed(name) is None]

@@ -19,6 +19,7 @@ from vit3.files import replacing
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
+LAST_FILES = ("predictions.png", "samples.png")  # what training draws at its end, of a classifier or a generator
 FOLDER = "checkpoints"  # below the run folder: one file per save, named by the number of updates
 
 
@@ -197,7 +198,9 @@ def config_hash(config: dict[str, Any]) -> str:
 # What must be equal for a checkpoint to go on; paths, schedules and precision of bfloat16 or float32 may change.
 _SAME_RUN = (
     "data.name", "data.img_size", "data.in_chans", "model.name", "model.kwargs", "model.freeze", "mixer.name",
-    "inner.lr", "inner.scale", "task.name", "optim.opt", "optim.decay_inner", "optim.layer_decay", "engine.seed",
+    "inner.lr", "inner.scale", "task.name", "diffusion.process", "diffusion.steps", "diffusion.betas",
+    "diffusion.learn_sigma", "diffusion.latent_scale", "optim.opt", "optim.decay_inner", "optim.layer_decay",
+    "engine.seed",
 )  # fmt: skip
 _ANY_TIME = ("resume", "name", "output", "print_groups")  # say nothing about how a run goes on
 
@@ -247,7 +250,7 @@ def _complete(run: Path, epochs: int) -> bool:
         last = json.loads((run / "summary.json").read_text())["last"]["epoch"]
     except (OSError, KeyError, TypeError, ValueError):
         return False
-    return last == epochs - 1 and (run / "predictions.png").exists()
+    return last == epochs - 1 and any((run / name).exists() for name in LAST_FILES)
 
 
 def changed_keys(state: dict[str, Any], config: dict[str, Any]) -> list[str]:

@@ -8,19 +8,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Score:
-    """The number of an evaluation by which epochs are compared; larger is better.
+    """The number of an evaluation by which epochs are compared.
 
     Attributes:
         name: as the evaluation calls it. title: as people do. form: how it is printed.
+        smaller: whether smaller is better.
     """
 
     name: str = "top1"
     title: str = "top-1"
     form: str = "{:6.2f} %"
+    smaller: bool = False
 
     def text(self, value: float) -> str:
         """``value`` as printed, in a column of its own."""
         return self.form.format(value)
+
+    def merit(self, value: float) -> float:
+        """``value`` with such a sign that larger is better."""
+        return -value if self.smaller else value
 
 
 @dataclass
@@ -50,7 +56,7 @@ class RunPlace:
         improved = []
         for weights, key in (("raw", f"val/{score.name}"), ("ema", f"val_ema/{score.name}")):
             best = self.best.get(weights)
-            if key in record and (best is None or record[key] > best[score.name]):
+            if key in record and (best is None or score.merit(record[key]) > score.merit(best[score.name])):
                 self.best[weights] = {"epoch": record["epoch"], score.name: record[key]}
                 improved.append(weights)
         return improved
@@ -59,7 +65,7 @@ class RunPlace:
         """The better of the best raw and the best averaged weights; ties go to the earlier epoch, then to raw."""
         name = score.name
         found = [{"epoch": b["epoch"], "weights": weights, name: b[name]} for weights, b in self.best.items()]
-        return max(found, key=lambda b: (b[name], -b["epoch"], b["weights"] == "raw"), default=None)
+        return max(found, key=lambda b: (score.merit(b[name]), -b["epoch"], b["weights"] == "raw"), default=None)
 
 
 def epoch_line(record: dict[str, Any], epochs: int, best: dict[str, Any], score: Score) -> str:

@@ -18,6 +18,7 @@ from vit3.layers.embed import LabelEmbed, SinCos2d, TimeEmbed
 from vit3.layers.grid import to_map, to_tokens
 from vit3.mixers import create_mixer
 from vit3.models.mlp import Mlp
+from vit3.models.published import build_generator
 from vit3.models.vit3 import PatchEmbed
 
 LayerNorm = partial(nn.LayerNorm, elementwise_affine=False, eps=1e-6)
@@ -228,11 +229,8 @@ def _entrypoint(arch: str, patch: int):
     """What timm calls for one of ``GENERATOR_NAMES``."""
 
     def create(pretrained: bool = False, **kwargs) -> DiT3:
-        if pretrained:
-            raise ValueError(f"pretrained=True: there are no weights of {create.__name__} to fetch")
-        for unused in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
-            kwargs.pop(unused, None)
-        return DiT3(**{"patch_size": patch, **ARCHS[arch], **kwargs})
+        options = {"patch_size": patch, **ARCHS[arch], **kwargs}
+        return build_generator(DiT3, create.__name__, pretrained, **options)
 
     create.__name__ = create.__qualname__ = f"dit3_{arch}_{patch}"
     create.__doc__ = f"DiT³-{arch.upper()}/{patch} for latents of four channels and 1,000 classes."

@@ -1,7 +1,8 @@
-"""Key maps to and from the authors' classifier checkpoints.
+"""Key maps to and from the authors' checkpoints.
 
-Names and shapes of parameters and buffers are theirs already. What differs: their H-ViT³ stores a rotation table per
-block (``layers.*.blocks.*.rope.rotations``), sized for one image size, where ours computes it for the grid at hand.
+Names and shapes of parameters and buffers are theirs already. What differs are tables sized for one image size, which
+ours computes for the grid at hand: their H-ViT³ stores rotations per block (``layers.*.blocks.*.rope.rotations``),
+their DiT³ the places of its tokens (``pos_embed``).
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from vit3.layers.rope import RoPE2d
-from vit3.models import MODEL_NAMES
+from vit3.models import GENERATOR_NAMES, MODEL_NAMES
 from vit3.models.dense import DenseHViT3
 from vit3.models.h_vit3 import ARCHS
 from vit3.models.weights import LoadReport, WeightsError, match, read_tensors, trunk, write_tensors
 
 _ROTATIONS = re.compile(r"^layers\.(\d+)\.blocks\.(\d+)\.(attn\.)?rope\.rotations$")
 DENSE_NAMES = tuple(f"h_vit3_{arch}_dense" for arch in ARCHS)
+OFFICIAL_NAMES = (*MODEL_NAMES, *DENSE_NAMES, *GENERATOR_NAMES)
+_PLACES = "pos_embed"
+_LATENTS = (32, 32)  # what the published generators were trained on: 256 x 256 pixels
 _MINIMUM = 0.95  # of the model must be matched by a converted file
 
 
@@ -36,30 +40,35 @@ def from_official(tensors: Mapping[str, Tensor], model_name: str) -> dict[str, T
     Raises:
         ValueError: unknown model, or names that are missing or too many.
     """
-    renamed = {name: value for name, value in tensors.items() if not _is_rotation(name, model_name)}
+    renamed = {name: value for name, value in tensors.items() if not _is_table(name, model_name)}
     _check_names(renamed, model_name)
     return renamed
 
 
 def to_official(
-    tensors: Mapping[str, Tensor], model_name: str, img_size: tuple[int, int] = (224, 224)
+    tensors: Mapping[str, Tensor], model_name: str, img_size: tuple[int, int] | None = None
 ) -> dict[str, Tensor]:
     """Rename our tensors to the authors' names: the inverse of :func:`from_official`.
 
     Args:
         tensors: all parameters by our names, with all buffers or with none.
         model_name: one of ours.
-        img_size: (height, width) for which rotation tables are written (only along with buffers).
+        img_size: (height, width) for which tables are written: rotations of H-ViT³ (only along with buffers; pixels,
+            224 x 224 if not given), places of DiT³ (latent pixels, 32 x 32 if not given).
 
     Raises:
         ValueError: unknown model, or names that are missing or too many.
     """
     has_buffers = _check_names(tensors, model_name)
     renamed = dict(tensors)
-    if has_buffers:
+    if model_name in GENERATOR_NAMES:
+        model = _skeleton(model_name)
+        h, w = (math.ceil(side / model.patch_size) for side in img_size or _LATENTS)
+        renamed[_PLACES] = model.position.table(h, w)[None]
+    elif has_buffers:
         for name, module in _skeleton(model_name).named_modules():
             if isinstance(module, RoPE2d):
-                h, w = (math.ceil(side / 4) for side in img_size)
+                h, w = (math.ceil(side / 4) for side in img_size or (224, 224))
                 for _ in range(int(name.split(".")[1])):
                     h, w = math.ceil(h / 2), math.ceil(w / 2)
                 place = name.replace(".rope", ".attn.rope") if model_name in DENSE_NAMES else name
@@ -83,10 +92,11 @@ def convert(source: str | Path, target: str | Path, model_name: str | None = Non
         FileNotFoundError, WeightsError: no such file, not readable, or less than 95 % of the model matched.
     """
     tensors = trunk(read_tensors(source, ema=ema))
-    names = [model_name] if model_name else [*MODEL_NAMES, *DENSE_NAMES]
+    families = GENERATOR_NAMES if "x_embedder.proj.weight" in tensors else (*MODEL_NAMES, *DENSE_NAMES)
+    names = [model_name] if model_name else families
     reports = {}
     for name in names:
-        kept = {k: v for k, v in tensors.items() if not _is_rotation(k, name)}
+        kept = {k: v for k, v in tensors.items() if not _is_table(k, name)}
         reports[name] = match(kept, _skeleton(name))
     model_name = max(reports, key=lambda name: reports[name].fraction)
     report = reports[model_name]
@@ -96,15 +106,16 @@ def convert(source: str | Path, target: str | Path, model_name: str | None = Non
     return report
 
 
-def _is_rotation(name: str, model_name: str) -> bool:
+def _is_table(name: str, model_name: str) -> bool:
+    if model_name in GENERATOR_NAMES:
+        return name == _PLACES
     return model_name.startswith("h_vit3") and bool(_ROTATIONS.match(name))
 
 
 def _skeleton(model_name: str) -> nn.Module:
     """The model without memory for its weights."""
-    names = (*MODEL_NAMES, *DENSE_NAMES)
-    if model_name not in names:
-        raise ValueError(f"model_name='{model_name}' is unknown; use one of: {', '.join(names)}")
+    if model_name not in OFFICIAL_NAMES:
+        raise ValueError(f"model_name='{model_name}' is unknown; use one of: {', '.join(OFFICIAL_NAMES)}")
     with torch.device("meta"):
         if model_name in DENSE_NAMES:
             return DenseHViT3(model_name.split("_")[2])

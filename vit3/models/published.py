@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 import torch
@@ -13,9 +14,15 @@ from timm.models._builder import resolve_pretrained_cfg
 from torch import nn
 
 from vit3.models.unpickle import WeightsError
+from vit3.models.weights import holds_average, load_weights
+
+logger = logging.getLogger(__name__)
 
 # Addresses and figures as the authors' README gives them (the published scores of the files it links).
 PUBLISHED: dict[str, dict] = json.loads((Path(__file__).parent / "published.json").read_text())
+# Of generators: figures of the paper's table 10, those of DiT beside them (``dit``), and those that the README gives
+# for the files it links, which the authors trained again after the first were lost (``retrained``).
+PUBLISHED_GENERATORS: dict[str, dict] = json.loads((Path(__file__).parent / "published_generators.json").read_text())
 
 
 def published_cfgs(names: tuple[str, ...], first_conv: str):
@@ -49,7 +56,7 @@ def build(cls: type[nn.Module], name: str, pretrained: bool, **kwargs) -> nn.Mod
     Raises:
         RuntimeError: the published file cannot be downloaded.
     """
-    device, dtype = torch.device(kwargs.pop("device", None) or torch.get_default_device()), kwargs.pop("dtype", None)
+    device, dtype = _place(kwargs)
     overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
     if pretrained:
         if kwargs.get("mixer", "ttt") != "ttt":
@@ -64,6 +71,41 @@ def build(cls: type[nn.Module], name: str, pretrained: bool, **kwargs) -> nn.Mod
     return model if dtype is None else model.to(dtype)
 
 
+def build_generator(cls: type[nn.Module], name: str, pretrained: bool, **kwargs) -> nn.Module:
+    """Build a registered generator; the published file is fetched and converted first if it is wanted.
+
+    Parts whose shapes the file does not have, such as the labels of other classes, stay fresh, which is logged.
+
+    Takes timm's ``device`` and ``dtype`` of the new model besides what ``cls`` takes.
+
+    Raises:
+        ValueError: there is no published file, or it does not fit the network asked for.
+        RuntimeError: it cannot be downloaded.
+    """
+    device, dtype = _place(kwargs)
+    cache_dir = kwargs.pop("cache_dir", None)
+    for unused in ("pretrained_cfg", "pretrained_cfg_overlay"):
+        kwargs.pop(unused, None)
+    if pretrained:
+        published = [other for other, figures in PUBLISHED_GENERATORS.items() if "address" in figures]
+        if name not in published:
+            raise ValueError(f"pretrained=True: no weights of {name} are published; there are: {', '.join(published)}")
+        if kwargs.get("mixer", "ttt") != "ttt" or not kwargs.get("cpe", True):
+            raise ValueError(f"pretrained=True: the published weights of {name} fit mixer='ttt' with cpe=True only")
+    with device:
+        model = cls(**kwargs)
+    if pretrained:
+        report = load_weights(model, fetch(name, cache_dir))
+        if report.reshaped:
+            logger.info("%s: published weights, but fresh: %s", name, ", ".join(report.reshaped))
+    return model if dtype is None else model.to(dtype)
+
+
+def _place(kwargs: dict) -> tuple[torch.device, torch.dtype | None]:
+    """Take out timm's arguments for the device and the dtype of a new model."""
+    return torch.device(kwargs.pop("device", None) or torch.get_default_device()), kwargs.pop("dtype", None)
+
+
 def fetch(name: str, cache_dir: str | None = None) -> Path:
     """Download and convert the published file of ``name``, once; return the converted file.
 
@@ -75,7 +117,7 @@ def fetch(name: str, cache_dir: str | None = None) -> Path:
     if converted.exists():
         return converted
     if not original.exists():
-        address = PUBLISHED[name]["address"]
+        address = (PUBLISHED.get(name) or PUBLISHED_GENERATORS[name])["address"]
         folder.mkdir(parents=True, exist_ok=True)
         try:
             torch.hub.download_url_to_file(address, str(original))
@@ -88,7 +130,8 @@ def fetch(name: str, cache_dir: str | None = None) -> Path:
     from vit3.models.official import convert
 
     try:
-        convert(original, converted, name)
+        # published scores of generators belong to the moving average; files may hold it alone, as plain weights
+        convert(original, converted, name, ema=name in PUBLISHED_GENERATORS and holds_average(original))
     except WeightsError as error:
         original.unlink()  # or every later call would meet the same bad file
         raise RuntimeError(f"pretrained=True: what was downloaded for {name} is not its weights ({error})") from error

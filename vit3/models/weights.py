@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # Where checkpoints keep their weights, best first; the EMA copy is taken only on request.
 _RAW_KEYS = ("state_dict", "model")
-_EMA_KEYS = ("state_dict_ema", "model_ema")
+_EMA_KEYS = ("state_dict_ema", "model_ema", "ema")  # the last is DiT's
 _EXCHANGED = "ema_state_dict"  # MMEngine's files have the average under "state_dict" and here the raw weights
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 _TRUNKS = ("backbone.", "body.")  # what detectors and segmentors call the part that classifiers share with them
@@ -80,6 +80,13 @@ def read_tensors(path: str | Path, ema: bool = False) -> dict[str, Tensor]:
         WeightsError: the file is unreadable, or holds no weights of the wanted kind.
     """
     return _read(Path(path), ema)[0]
+
+
+def holds_average(path: str | Path) -> bool:
+    """Whether a checkpoint holds a moving average beside, or instead of, its raw weights; errors as above."""
+    path = Path(path)
+    checkpoint = {} if path.suffix == ".safetensors" else read_checkpoint(path)
+    return isinstance(checkpoint, Mapping) and any(isinstance(checkpoint.get(key), Mapping) for key in _EMA_KEYS)
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
