@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 import yaml
 from omegaconf import OmegaConf
 
 from tests.toy import CONFIGS, compose_config
 from vit3.arguments import check_arguments
+from vit3.build import build_schedule, derive
 from vit3.config import (
     _CHOICES,
     _RANGES,
@@ -22,7 +24,9 @@ from vit3.config import (
     known_keys,
     typed,
 )
+from vit3.data import BatchPlan
 from vit3.errors import UserError
+from vit3.models.published import PUBLISHED_GENERATORS
 
 PROGRAMS = {  # schema and what has no value yet, by the root of the configuration
     "train": (TrainConfig, ["task=diffusion", "diffusion=ddpm"]),
@@ -174,10 +178,12 @@ PUBLISHED = {
 MESA = {"h_vit3_tiny_mesa_in1k": 1.0, "h_vit3_small_mesa_in1k": 1.5, "h_vit3_base_mesa_in1k": 2.0}  # weight
 FINE_TUNING = {"finetune_384_in1k", "finetune_small"}
 STUDIES = {"ablation_in1k", "ablation_patterns", "ablation_digits"}
+GENERATORS = {f"{name}_in256": name for name in PUBLISHED_GENERATORS}
+SMALL_GENERATORS = {"dit3_digits"}
 
 
-def test_every_classifier_has_its_recipe():
-    assert set(RECIPES) == {*PUBLISHED, *MESA, *FINE_TUNING, *STUDIES}
+def test_every_published_model_has_its_recipe():
+    assert set(RECIPES) == {*PUBLISHED, *MESA, *FINE_TUNING, *STUDIES, *GENERATORS, *SMALL_GENERATORS}
 
 
 @pytest.mark.parametrize("recipe", [*PUBLISHED, *MESA])
@@ -200,12 +206,60 @@ def test_recipes_hold_the_published_settings(recipe):
     assert (d.img_size, d.interpolation, d.crop_pct, o.decay_inner) == ([224, 224], "bicubic", 0.875, True)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", GENERATORS)
+def test_recipes_of_generators_hold_the_published_settings(recipe):
+    """DiT's, as the authors' code has them; and the header quotes the figures that are stored."""
+    cfg = typed(compose_config(f"recipe={recipe}", "data.root=x"), TrainConfig)
+    name = GENERATORS[recipe]
+    o, e, d, g = cfg.optim, cfg.engine, cfg.data, cfg.diffusion
+    assert (cfg.model.name, cfg.model.kwargs, cfg.mixer.name, cfg.task.name) == (name, {}, "ttt", "diffusion")
+    assert (o.opt, o.lr, o.lr_batch, o.weight_decay, o.betas) == ("adamw", 1e-4, 256, 0.0, [0.9, 0.999])
+    assert (o.sched, o.warmup_epochs, o.clip_grad) == ("constant", 0, None)
+    assert (e.batch_size, e.recipe_batch, e.ema_decay, e.ema_batch, e.ema_warmup) == (256, 256, 0.9999, 256, False)
+    assert 400_000 <= e.epochs * (1_281_167 // e.batch_size) < 405_000
+    assert (d.name, d.img_size, d.mean, d.std, d.crop_pct) == ("imagenet", [256, 256], [0.5] * 3, [0.5] * 3, 1.0)
+    a = typed(compose_config("augment=none"), TrainConfig).augment
+    assert dataclasses.replace(cfg.augment, hflip=0.0) == a and cfg.augment.hflip == 0.5
+    assert (g.process, g.steps, g.betas, g.learn_sigma, g.label_drop) == ("ddpm", 1000, "linear", True, 0.1)
+    assert (g.autoencoder, g.latent_scale) == ("stabilityai/sd-vae-ft-ema", None)
+    text, figures = (CONFIGS / "recipe" / f"{recipe}.yaml").read_text(), PUBLISHED_GENERATORS[name]
+    for scores in (figures["scores"], figures.get("retrained", figures["scores"])):
+        rest = f"IS {scores['is']:.2f}, precision {scores['precision']:.2f}, recall {scores['recall']:.2f}"
+        assert f"FID {scores['fid']:.2f} ({rest})" in text
+    assert f", DiT-{name[5].upper()}/{name[7]} {figures['dit']['scores']['fid']:.2f} (published" in text
+    assert text.count("FID ") == 1 + ("retrained" in figures) and f"recipe={recipe} " in text
+
+
+def test_generators_take_cached_latents_with_the_same_recipe():
+    cfg = typed(compose_config("recipe=dit3_b_2_in256", "data=latents", "data.root=x"), TrainConfig)
+    assert (cfg.data.name, cfg.data.img_size, cfg.data.in_chans, cfg.data.std) == ("latents", [32, 32], 4, [1.0] * 4)
+
+
+def test_the_learning_rate_of_generators_never_changes():
+    cfg = typed(compose_config("recipe=dit3_s_8_in256", "data.root=x", "engine.epochs=3"), TrainConfig)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1e-4)
+    derived = derive(cfg, BatchPlan(1024, 256))
+    schedule = build_schedule(cfg, optimizer, derived)
+    rates = set()
+    for update in range(12):
+        rates.add(optimizer.param_groups[0]["lr"])
+        schedule.step_update(update + 1)
+    assert rates == {derived.lr} == {1e-4}
+
+
+@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - GENERATORS.keys() - SMALL_GENERATORS))
 def test_recipe_headers_say_what_to_expect(recipe):
     text = (CONFIGS / "recipe" / f"{recipe}.yaml").read_text()
     small = recipe in FINE_TUNING | STUDIES - {"ablation_in1k"}
     expected = ("expected",) if small else ("expected   top-1", "not rerun here")
     for word in ("command", "hardware", *expected):
+        assert word in text
+
+
+@pytest.mark.parametrize("recipe", GENERATORS)
+def test_recipe_headers_of_generators_say_what_to_expect(recipe):
+    text = (CONFIGS / "recipe" / f"{recipe}.yaml").read_text()
+    for word in ("command", "expected   FID", "not rerun here", "scored", "iterations", "hardware", "data=latents"):
         assert word in text
 
 

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from vit3.build import build_data, build_model, build_plan, build_trainer, derive
+from vit3.build import build_data, build_network, build_plan, build_trainer, derive
 from vit3.cli import run_tool
 from vit3.config import TrainConfig, typed
 from vit3.doctor import FAIL, OK, WARNING, Check, attempt
@@ -45,14 +45,15 @@ def examine(cfg: DictConfig) -> list[Check]:
         torch.set_num_threads(run_cfg.engine.threads)
     data = check("data", lambda: build_data(run_cfg), describe_data)
     places = check("resume", lambda: find_checkpoint(run_cfg), lambda p: "a new run" if p[0] is None else f"{p[0]}")
-    model = None
-    if data is not None:
-        model = check(
-            "model", lambda: build_model(run_cfg, data.classes),
-            lambda m: f"{run_cfg.model.name}: {sum(p.numel() for p in m.parameters()):,} parameters",
+    built = None
+    if data is not None and processes is not None:
+        built = check(
+            "model", lambda: build_network(run_cfg, data.classes, processes.device),
+            lambda b: f"{run_cfg.model.name}: {sum(p.numel() for p in b[0].parameters()):,} parameters",
         )  # fmt: skip
-    if model is None or processes is None:
+    if built is None:
         return checks
+    model, codec = built
     plan = check(
         "batch", lambda: build_plan(run_cfg, len(data.train), processes.world_size, model),
         lambda plan: describe_batch(run_cfg, derive(run_cfg, plan)),
@@ -73,7 +74,7 @@ def examine(cfg: DictConfig) -> list[Check]:
     # before the trainer, which wraps and moves the model
     where = dict(device=processes.device, world_size=processes.world_size, resumed=resumed)
     about_run = run_checks(run_cfg, model, facts, **where)
-    check("learning", lambda: build_trainer(run_cfg, data, model, plan, facts, processes), lambda _: (
+    check("learning", lambda: build_trainer(run_cfg, data, model, plan, facts, processes, codec), lambda _: (
         f"task {run_cfg.task.name}, optimiser {run_cfg.optim.opt}, schedule {run_cfg.optim.sched}, transforms"
     ))  # fmt: skip
     return checks + about_run

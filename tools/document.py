@@ -1,4 +1,4 @@
-"""Write what is generated of the documentation: tables of models and of detectors, docs/parity.md, docs/study/costs.md.
+"""Write what is generated of the documentation: tables of models, detectors and generators, docs/parity.md, costs.
 
 ``python tools/document.py`` writes all; ``--check`` only says whether the README's table is current. The table of
 detectors and segmentors needs OpenMMLab (extra ``mm``) and stays as it is without.
@@ -22,7 +22,7 @@ from vit3.analysis.parity import check_all, to_markdown
 from vit3.build import build_model
 from vit3.config import TrainConfig, typed
 from vit3.models import MODEL_NAMES
-from vit3.models.published import PUBLISHED
+from vit3.models.published import PUBLISHED, PUBLISHED_GENERATORS
 from vit3.sweeps.ablation import load_ablation
 from vit3.sweeps.cell import compose_cell
 
@@ -31,6 +31,8 @@ CONFIGS = ROOT / "configs"
 COSTED = ("table1_loss", "table2_batch_epochs", "table4_inner_model", "table6_residual")  # the paper prints costs there
 PARAMS_M, MACS_G = 0.05, 0.01  # how close, in 10^6 and 10^9; the paper prints two or three digits
 DENSE_PAGE = ROOT / "docs" / "detection_and_segmentation.md"
+GENERATION_PAGE = ROOT / "docs" / "generation.md"
+LATENTS = (32, 32)  # of 256 x 256 pixels
 
 
 def model_table() -> str:
@@ -77,16 +79,51 @@ def toy_table() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"model": model_table, "dense": dense_table, "toy": toy_table}
+def generation_table() -> str:
+    """Two lines per published generator, DiT and DiT³: size and cost, counted and printed, and printed scores.
+
+    A third where the authors trained again; its costs are those of the line above.
+    """
+    lines = ["| model | recipe | parameters, counted | published | multiply-adds, counted | published "
+             "| FID, published | IS | precision | recall |", "|---" * 10 + "|"]  # fmt: skip
+    for name, figures in PUBLISHED_GENERATORS.items():
+        _, arch, patch = name.split("_")
+        label, recipe = f"{arch.upper()}/{patch}", f"{name}_in256"
+        link = f"[`{recipe}`](../configs/recipe/{recipe}.yaml)"
+        twin = f"`recipe={recipe} mixer=softmax model.kwargs.cpe=false`"
+        for title, how, printed, kwargs in (
+            (f"DiT-{label}", twin, figures["dit"], dict(mixer="softmax", cpe=False)),
+            (f"DiT³-{label}", link, figures, {}),
+        ):
+            with torch.device("meta"):
+                model = timm.create_model(name, **kwargs)
+            params, macs = sum(p.numel() for p in model.parameters()) / 1e6, count_macs(model, LATENTS) / 1e9
+            lines.append(f"| {title} | {how} | {params:.1f} M | {printed['params_m']} M | {macs:.2f} G | "
+                         f"{printed['macs_g']:.2f} G | {_scores(printed['scores'])} |")  # fmt: skip
+        if "retrained" in figures:
+            lines.append(f"| DiT³-{label}, trained again by the authors |  |  |  |  |  | "
+                         f"{_scores(figures['retrained'])} |")  # fmt: skip
+    return "\n".join(lines)
 
 
-def with_table(text: str, what: str = "model") -> str:
+def _scores(scores: dict[str, float]) -> str:
+    return " | ".join(f"{scores[key]:.2f}" if key in scores else "–" for key in ("fid", "is", "precision", "recall"))
+
+
+# what stands between the marks of a page, by their words
+TABLES = {
+    "model table": model_table, "dense table": dense_table, "toy table": toy_table,
+    "published generation": generation_table,
+}  # fmt: skip
+
+
+def with_table(text: str, what: str = "model table") -> str:
     """A page with its table replaced by the current one.
 
     Args:
         what: which of ``TABLES``.
     """
-    begin, end = f"<!-- {what} table: begin (tools/document.py) -->", f"<!-- {what} table: end -->"
+    begin, end = f"<!-- {what}: begin (tools/document.py) -->", f"<!-- {what}: end -->"
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}\n{TABLES[what]()}\n{end}{after}"
@@ -167,11 +204,13 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     (ROOT / "docs" / "study" / "costs.md").write_text(costs_page(cost_rows()), encoding="utf-8")
     logging.info("wrote README.md, docs/parity.md and docs/study/costs.md")
-    page = with_table(DENSE_PAGE.read_text(encoding="utf-8"), "toy")
+    page = with_table(DENSE_PAGE.read_text(encoding="utf-8"), "toy table")
     if importlib.util.find_spec("mmengine"):
-        page = with_table(page, "dense")
+        page = with_table(page, "dense table")
     DENSE_PAGE.write_text(page, encoding="utf-8")
-    logging.info("wrote docs/detection_and_segmentation.md")
+    page = with_table(GENERATION_PAGE.read_text(encoding="utf-8"), "published generation")
+    GENERATION_PAGE.write_text(page, encoding="utf-8")
+    logging.info("wrote docs/detection_and_segmentation.md and docs/generation.md")
 
 
 if __name__ == "__main__":

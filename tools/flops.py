@@ -1,7 +1,8 @@
 """Parameters and multiply-adds: ``python tools/flops.py model=NAME|recipe=NAME [sizes=[224,[512,2048]]]``.
 
-Inner training is counted by formula, block by block; one image under PyTorch's own counter checks the sum. Keys stand
-in configs/flops.yaml. Nothing is written.
+Inner training is counted by formula, block by block; one image under PyTorch's own counter checks the sum. Of a
+generator one step is counted, without its autoencoder; ``sizes`` are then those of the latents. Keys stand in
+configs/flops.yaml. Nothing is written.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import re
 import sys
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from vit3.analysis.flops import count_macs, counted_macs, macs_by_part
-from vit3.build import build_model
+from vit3.build import as_latents, build_network
 from vit3.cli import run_tool
 from vit3.config import FlopsConfig, typed
 from vit3.errors import UserError
@@ -30,10 +32,14 @@ def flops(cfg: DictConfig) -> None:
     cfg.data.root = None
     run: FlopsConfig = typed(cfg, FlopsConfig)
     run.model.pretrained, run.model.checkpoint = False, None
-    model = build_model(run, [str(i) for i in range(run.classes)]).eval()
+    run, note = as_latents(run)
+    model, _ = build_network(run, [str(i) for i in range(run.classes)], torch.device("cpu"))
+    model.eval()
     sizes = [run.data.img_size] if run.sizes is None else [_size(size) for size in run.sizes]
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(f"{run.model.name}, mixer {run.mixer.name}, {run.classes} classes")
+    if note:
+        console.print(note)
     console.print(block_table(model, sizes[0]))
     console.print(size_table(model, sizes, run.count))
 

@@ -19,7 +19,15 @@ from rich.table import Table
 from torch import Tensor
 
 from vit3.analysis.memory import Memory, update_memory
-from vit3.build import build_model, build_optimizer, build_plan, build_task, build_updater, derive
+from vit3.build import (
+    as_latents,
+    build_network,
+    build_optimizer,
+    build_plan,
+    build_task,
+    build_updater,
+    derive,
+)
 from vit3.cli import run_tool
 from vit3.config import PlanConfig, typed
 from vit3.data import open_split
@@ -126,9 +134,9 @@ class _Parts:
     def __init__(self, cfg: PlanConfig, images: int, classes: int, processes: Processes):
         self.cfg, self.classes = cfg, classes
         self.mixes = cfg.augment.mixup > 0 or cfg.augment.cutmix > 0
-        self.model = build_model(cfg, tuple(map(str, range(classes))))
+        self.model, codec = build_network(cfg, tuple(map(str, range(classes))), processes.device)
         self.derived = derive(cfg, build_plan(cfg, images, 1, self.model))
-        self.task = build_task(cfg, self.model, self.derived, processes)
+        self.task = build_task(cfg, self.model, self.derived, processes, codec)
         if hasattr(self.task, "start_epoch"):
             self.task.start_epoch(cfg.engine.epochs, cfg.engine.epochs)
 
@@ -165,17 +173,20 @@ def _row(cfg: PlanConfig, images: int, memory: Memory, images_per_s: float | Non
 
 def plan(cfg: DictConfig) -> None:
     """Count, time and print."""
-    run = read(cfg)
-    images, classes = data_facts(run)
+    asked = read(cfg)
+    images, classes = data_facts(asked)
+    run, note = as_latents(asked)
     memory = count_memory(run, images, classes)
-    model = build_model(run, tuple(map(str, range(classes))))
+    model, _ = build_network(run, tuple(map(str, range(classes))), torch.device("cpu"))
     found = rows(run, images, memory, None, model)
     rate, measured = run.images_per_s, None
     fitting = [row for row in found if row.per_pass]
     if rate is None and fitting:
         measured = time_updates(run, images, classes, max(row.per_pass for row in fitting))
         rate = measured.images_per_s
-    show(run, images, memory, rows(run, images, memory, rate, model), rate, measured)
+    if note:
+        print(note)
+    show(asked, images, memory, rows(run, images, memory, rate, model), rate, measured)
 
 
 def show(

@@ -41,6 +41,13 @@ def official_weights(name):
     return {key: weights[key] for key in official_shapes(name)}
 
 
+def official_generator(seed=0, **changes):
+    """A state dict of the authors' smallest DiT³, by rule; what its table of places holds must not matter."""
+    shapes = json.loads((GOLDEN / "dit_state_dict.json").read_text())["DiTTT-S/8"]
+    torch.manual_seed(seed)
+    return {"pos_embed": torch.randn(shapes["pos_embed"]), **weights_by_rule(shapes), **changes}
+
+
 def yacs_like_config():
     """A nested dict subclass with state of its own, as yacs makes."""
     module = types.ModuleType("throwaway_yacs")

@@ -1,6 +1,8 @@
 """Key maps to and from the authors' checkpoints, and the conversion of their files."""
 
+import argparse
 import json
+import re
 import sys
 
 import pytest
@@ -9,13 +11,13 @@ import torch
 from safetensors import safe_open
 
 from tests.helpers import GOLDEN, same_dict
-from tests.models.official_files import OFFICIAL, official_shapes, official_weights, save_official
+from tests.models.official_files import OFFICIAL, official_generator, official_shapes, official_weights, save_official
 from tools import convert as convert_tool
 from vit3.layers.rope import RoPE2d
 from vit3.models import MODEL_NAMES
 from vit3.models.dense import DenseHViT3
 from vit3.models.official import convert, from_official, to_official
-from vit3.models.weights import WeightsError, read_tensors
+from vit3.models.weights import WeightsError, holds_average, read_tensors
 
 each_model = pytest.mark.parametrize("name", MODEL_NAMES)
 families = pytest.mark.parametrize("name", ["vit3_tiny", "h_vit3_tiny"])
@@ -185,3 +187,53 @@ def test_dense(tmp_path):
     with safe_open(tmp_path / "ours.safetensors", "pt") as file:
         assert file.metadata()["model"] == "h_vit3_tiny_dense"
     assert same_dict(read_tensors(tmp_path / "ours.safetensors"), {k: weights[k] for k in ours})
+
+
+def test_generator_there_and_back():
+    """The table of places is dropped, and computed for the grid at hand on the way back."""
+    weights = official_generator()
+    ours = from_official(weights, "dit3_s_8")
+    with torch.device("meta"):
+        model = timm.create_model("dit3_s_8")
+    assert ours.keys() == model.state_dict().keys() == weights.keys() - {"pos_embed"}
+    again = to_official(ours, "dit3_s_8")
+    assert again.keys() == weights.keys() and all(torch.equal(again[k], weights[k]) for k in ours)
+    table = again["pos_embed"]
+    assert table.shape == weights["pos_embed"].shape == (1, 16, 384)
+    assert torch.equal(table[0], model.position.table(4, 4))
+    assert torch.equal(to_official(ours, "dit3_s_8", (16, 60))["pos_embed"][0], model.position.table(2, 8))
+    with pytest.raises(WeightsError, match="0 missing .*1 unexpected .*pos_embed"):
+        from_official(official_weights("vit3_tiny") | {"pos_embed": table}, "vit3_tiny")
+
+
+def test_convert_a_generator(tmp_path):
+    """A file as DiT's trainer writes it: the model found by itself, its average on request alone."""
+    raw = official_generator()
+    average = {k: v + 1 for k, v in raw.items()}
+    args = argparse.Namespace(model="DiTTT-S/8", vae="ema")
+    torch.save({"model": raw, "ema": average, "opt": {"state": {}}, "args": args}, tmp_path / "dit.pt")
+    for ema, expected in ((False, raw), (True, average)):
+        report = convert(tmp_path / "dit.pt", tmp_path / "ours.safetensors", ema=ema)
+        assert report.fraction == 1 and report.unexpected == []
+        assert same_dict(read_tensors(tmp_path / "ours.safetensors"), from_official(expected, "dit3_s_8"))
+        with safe_open(tmp_path / "ours.safetensors", "pt") as file:
+            metadata = {"model": "dit3_s_8", "source": "dit.pt", "weights": "ema" if ema else "raw"}
+            assert file.metadata() == metadata
+    assert holds_average(tmp_path / "dit.pt") and not holds_average(tmp_path / "ours.safetensors")
+    torch.save({"ema": average}, tmp_path / "alone.pt")
+    with pytest.raises(WeightsError, match=r"a moving average alone \(ema\); take it by ema=True"):
+        convert(tmp_path / "alone.pt", tmp_path / "no.safetensors")
+    torch.save(average, tmp_path / "plain.pt")
+    assert not holds_average(tmp_path / "plain.pt")
+
+
+def test_names_are_those_of_dit():
+    """DiT's own names are those of the network with softmax attention and without the convolution."""
+    with torch.device("meta"):
+        model = timm.create_model("dit3_s_8", mixer="softmax", cpe=False)
+    names = {re.sub(r"^blocks\.\d+", "blocks", name) for name in model.state_dict()}
+    assert {name for name in names if name.startswith("blocks")} == {
+        f"blocks.{part}.{leaf}"
+        for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "adaLN_modulation.1")
+        for leaf in ("weight", "bias")
+    }

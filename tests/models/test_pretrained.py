@@ -7,10 +7,10 @@ import timm
 import torch
 
 from tests.helpers import same_dict
-from tests.models.official_files import official_weights, save_official
-from vit3.models import MODEL_NAMES
+from tests.models.official_files import official_generator, official_weights, save_official
+from vit3.models import GENERATOR_NAMES, MODEL_NAMES, published
 from vit3.models.official import from_official
-from vit3.models.published import PUBLISHED
+from vit3.models.published import PUBLISHED, PUBLISHED_GENERATORS
 
 
 @pytest.fixture
@@ -92,3 +92,59 @@ def test_facts_are_recorded(name):
     assert facts["address"].startswith("https://")
     cfg = timm.get_pretrained_cfg(name)
     assert cfg.url == facts["address"] and cfg.input_size == (3, 224, 224)
+
+
+LINKED = ["dit3_b_2", "dit3_b_4", "dit3_b_8"]
+
+
+@pytest.fixture
+def linked(cache, monkeypatch):
+    """A network that serves a small file of the authors' in place of a large one; returns how to change it."""
+    raw = official_generator()
+    file = {"model": raw, "ema": {k: v + 1 for k, v in raw.items()}, "opt": {}}
+    monkeypatch.setitem(PUBLISHED_GENERATORS, "dit3_s_8", {"address": "https://nowhere"})
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda address, path: torch.save(file, path))
+    return file
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_generators_are_their_average(linked, alone):
+    """Scores belong to it; a file may hold it as plain weights."""
+    expected = from_official(linked["ema"], "dit3_s_8")
+    if alone:
+        average = linked["ema"]
+        linked.clear()
+        linked.update(average)
+    model = timm.create_model("dit3_s_8", pretrained=True)
+    assert same_dict(model.state_dict(), expected)
+
+
+def test_generators_of_other_classes_learn_their_labels_anew(linked, caplog):
+    with caplog.at_level("INFO", logger="vit3"):
+        model = timm.create_model("dit3_s_8", pretrained=True, num_classes=7)
+    assert model.y_embedder.embedding_table.weight.shape == (8, 384)
+    assert torch.equal(model.blocks[3].attn.w1, linked["ema"]["blocks.3.attn.w1"])
+    assert caplog.messages == ["dit3_s_8: published weights, but fresh: y_embedder.embedding_table.weight"]
+
+
+@pytest.mark.parametrize("options", [dict(mixer="softmax"), dict(cpe=False)], ids=str)
+def test_generators_of_other_blocks_are_refused(linked, options):
+    with pytest.raises(ValueError, match="weights of dit3_s_8 fit mixer='ttt' with cpe=True only"):
+        timm.create_model("dit3_s_8", pretrained=True, **options)
+
+
+@pytest.mark.parametrize("name", sorted({*GENERATOR_NAMES} - {*LINKED}))
+def test_generators_that_are_not_published(name):
+    with pytest.raises(ValueError, match=f"no weights of {name} are published; there are: dit3_b_8, dit3_b_4, dit3_b_2"):
+        timm.create_model(name, pretrained=True)
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_generators_without_network(name, cache, monkeypatch):
+    def download(*args):
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    with pytest.raises(RuntimeError, match=f"convert.py FILE.pth {name}.safetensors.*, and pass") as caught:
+        published.fetch(name)
+    assert PUBLISHED_GENERATORS[name]["address"] in str(caught.value)

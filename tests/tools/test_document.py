@@ -6,10 +6,11 @@ import json
 import re
 
 import pytest
-from vit3.tools.document import CONFIGS, COSTED, DENSE_PAGE, cost_row, with_table
+from vit3.tools.document import CONFIGS, COSTED, DENSE_PAGE, GENERATION_PAGE, cost_row, with_table
 
 from tests.helpers import ROOT
 from tests.test_config import RECIPES
+from vit3.models.published import PUBLISHED_GENERATORS
 from vit3.sweeps.ablation import load_ablation
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,7 +23,7 @@ def test_model_table_is_current():
 def test_dense_tables_are_current():
     """Scores of the committed runs; every recipe that the paper has, with its printed figures, and those counted."""
     page = DENSE_PAGE.read_text(encoding="utf-8")
-    assert with_table(page, "toy") == page
+    assert with_table(page, "toy table") == page
     figures = json.loads((ROOT / "vit3" / "openmmlab" / "published.json").read_text())
     assert len([name for name in figures if figures[name]]) == 9
     for name, printed in figures.items():
@@ -35,9 +36,22 @@ def test_dense_tables_are_current():
             assert scores == printed["scores"] in (CONFIGS / f"{name}.py").read_text(encoding="utf-8")
 
 
+def test_generation_table_is_current():
+    """Printed figures beside counted ones, which the tests of the costs hold; every recipe is linked and exists."""
+    page = GENERATION_PAGE.read_text(encoding="utf-8")
+    assert with_table(page, "published generation") == page
+    recipes = re.findall(r"\]\(\.\./configs/recipe/(\w+)\.yaml\)", page)
+    assert [name for name in recipes if name.endswith("_in256")] == [f"{name}_in256" for name in PUBLISHED_GENERATORS]
+    assert all((CONFIGS / "recipe" / f"{name}.yaml").exists() for name in recipes)
+    for line in ("DiT³-S/8 |", "| 35.0 M | 35 M | 0.40 G | 0.40 G | 143.49 | 8.34 | 0.15 | 0.13 |", "| 153.60 | – |",
+                 "DiT³-B/2, trained again by the authors |  |  |  |  |  | 39.44 | 37.22 | 0.51 | 0.63 |"):  # fmt: skip
+        assert line in page
+
+
 def test_parity_page_has_no_failure():
     page = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
     assert "FAIL" not in page and page.count("| pass |") == int(re.search(r"of (\d+) comparisons", page)[1]) > 40
+    assert "| dit3_s_2: guided prediction |" in page
 
 
 @pytest.mark.parametrize("table", COSTED)
@@ -65,7 +79,7 @@ def test_links_lead_somewhere(path):
 
 
 def test_recipes_are_named():
-    assert "recipe=vit3_{tiny,small,base}_in1k" in README and len(RECIPES) == 14
+    assert "recipe=vit3_{tiny,small,base}_in1k" in README and len(RECIPES) == 21
 
 
 def test_no_second_copy_of_requirements():

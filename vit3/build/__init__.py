@@ -11,6 +11,7 @@ from vit3.build.data import (
 )
 from vit3.build.generator import build_network, build_sheets, build_trained_generator
 from vit3.build.model import build_model, frozen_modules
+from vit3.build.outline import as_latents
 from vit3.build.trained import Trained, build_trained
 from vit3.build.training import (
     build_optimizer,
@@ -24,6 +25,7 @@ from vit3.build.training import (
 __all__ = [
     "Derived",
     "Trained",
+    "as_latents",
     "build_data",
     "build_eval_loader",
     "build_model",
