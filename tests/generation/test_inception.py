@@ -90,8 +90,7 @@ def test_scores_are_torch_fidelitys(weights, both):
 def test_collected(network, both):
     """Statistics of a set are those of its images, in batches of another size."""
     pixels, outputs = both
-    images = ImageSet("a", COUNT, (20, 12), lambda size: iter(pixels[0].split(size)))
-    object.__setattr__(images, "batches", lambda size: iter(pixels[0].split(size)))
+    images = ImageSet("a", COUNT, (20, 12), lambda size: (part.numpy() for part in pixels[0].split(size)))
     found = collect(network, images, 2, statistics=["spatial"], keep=["logits"])
     torch.testing.assert_close(found.kept["logits"], outputs[0]["logits"], rtol=1e-4, atol=1e-4)
     mean = torch.from_numpy(found.statistics["spatial"].mu)

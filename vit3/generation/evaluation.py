@@ -147,7 +147,7 @@ def _check(
     for kind, statistics in stored.items():
         if len(statistics.mu) != network.dims[kind]:
             raise UserError(
-                f"{reference.title} holds statistics of {len(statistics.mu)} {kind} features, and {network.name} gives "
+                f"{reference.title} holds {kind} statistics of {len(statistics.mu)} numbers, and {network.name} gives "
                 f"{network.dims[kind]}; give a reference that was made with it"
             )
     if reference is not None and reference.images is not None and reference.images.size != samples.images.size:
