@@ -60,7 +60,7 @@ def test_outputs(network, both):
 
 
 def test_spatial_features_are_the_first_channels_of_the_block(network, both):
-    """The block puts its 1x1 branch first: its first 7 channels, by row, column and channel as TensorFlow keeps them."""
+    """The block puts its 1x1 branch first: its first 7 channels, in TensorFlow's order of row, column, channel."""
     block = {}
     hook = network._network.Mixed_6d.register_forward_hook(lambda m, x, y: block.update(y=y))
     with torch.inference_mode():
@@ -127,5 +127,7 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(UserError, match="inception=.*no.pth: no such file"):
         InceptionFeatures(tmp_path / "no.pth", CPU)
     torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
-    with pytest.raises(UserError, match=r"other.pth holds no weights of torch-fidelity's Inception \(.*\); they are at"):
+    with pytest.raises(
+        UserError, match=r"other.pth holds no weights of torch-fidelity's Inception \(.*\); they are at"
+    ):
         InceptionFeatures(tmp_path / "other.pth", CPU)
