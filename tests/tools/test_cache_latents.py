@@ -12,8 +12,8 @@ from vit3.tools import cache_latents as tool
 
 from tests.diffusion.toy import tiny_autoencoder
 from tests.processes import run_processes
-from tests.toy import compose_config, make_folder, make_image
-from vit3.build import build_data, build_eval_loader, build_train_loader
+from tests.toy import compose_config, make_folder, make_image, updates_of
+from vit3.build import build_data, build_eval_loader, build_network, build_plan, build_train_loader, build_trainer
 from vit3.config import TrainConfig, typed
 from vit3.data import BatchPlan, CachedLatents
 from vit3.data.latent_shards import INDEX_NAME, read_index
@@ -140,6 +140,37 @@ def test_images_and_latents_train_alike(images, vae, cached):
     torch.testing.assert_close(kept.std(dim=(0, 2, 3)), online.std(dim=(0, 2, 3)), rtol=0.02, atol=0)
 
 
+def test_twenty_updates_have_the_same_losses(vae, tmp_path):
+    """R20: the same noise and images that need no resizing; all that differs is where the latents come from."""
+    for split, count in (("train", 8), ("val", 1)):
+        for label in range(3):
+            for i in range(count):
+                make_image(tmp_path / "images" / split / f"class{label}" / f"{i}.png", label, (16, 16))
+    square = "data.img_size=[16,16]"
+    folder = cache(tmp_path / "images", vae, tmp_path / "cache", square)
+    network = (
+        "recipe=dit3_digits", f"diffusion.autoencoder={vae}", "engine.batch_size=6", "engine.epochs=5",
+        "engine.device=cpu", "optim.warmup_epochs=0", "optim.lr=0.01", "data.workers=0",
+        "++model.kwargs={patch_size: 2, embed_dim: 16, depth: 1, num_heads: 2}",
+    )  # fmt: skip
+    half = ("data=folder", f"data.root={tmp_path / 'images'}", "data.mean=[0.5,0.5,0.5]", "data.std=[0.5,0.5,0.5]")
+    online = losses_of(typed(compose_config(*network, *half, square), TrainConfig))
+    latents = ("data=latents", f"data.root={folder}", "data.in_chans=4", "data.mean=[0,0,0,0]", "data.std=[1,1,1,1]")
+    kept = losses_of(typed(compose_config(*network, *latents, "data.img_size=[8,8]"), TrainConfig))
+    assert len(online) == 20 and online[-1] < online[0]
+    assert kept == pytest.approx(online, rel=1e-3)
+
+
+def losses_of(cfg):
+    """The loss of every update."""
+    data = build_data(cfg)
+    torch.manual_seed(0)
+    model, codec = build_network(cfg, data.classes, CPU.device)
+    plan = build_plan(cfg, len(data.train), 1, model)
+    trainer = build_trainer(cfg, data, model, plan, {}, CPU, codec)
+    return [outcome.losses["loss"] for epoch in range(cfg.engine.epochs) for outcome in updates_of(trainer, epoch)]
+
+
 def test_float16_halves_the_files_and_keeps_the_latents(images, vae, cached, tmp_path):
     small = tensors(cache(images, vae, tmp_path / "half", "dtype=float16", "flips=false"))
     for name, file in tensors(cached).items():
@@ -148,7 +179,7 @@ def test_float16_halves_the_files_and_keeps_the_latents(images, vae, cached, tmp
 
 
 def test_two_processes_write_the_same_files(images, vae, cached, tmp_path):
-    run_processes(cache, 2, images, vae, tmp_path / "two")
+    run_processes(cache, 2, images, vae, tmp_path / "two", timeout=300)  # each imports diffusers
     assert_same(tensors(tmp_path / "two"), tensors(cached))
     assert read_index(tmp_path / "two") == read_index(cached)
 
