@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 import shutil
@@ -92,16 +93,17 @@ def train(cfg: DictConfig) -> None:
         trainer.resume(state)
         announce_resume(place, state, trainer.metadata["config"], len(data.train), processes)
         del state  # as large as model and optimiser together
-    sheets = None if codec is None else build_sheets(run_cfg, trainer, data.classes, run.path)
+    generator = codec is not None
+    pictures = Pictures(run, trainer, build_sheets(run_cfg, trainer, data.classes, run.path) if generator else None)
     summary = trainer.fit(
         run,
         build_tracker(run_cfg, run, processes),
-        after_epoch=Pictures(run, trainer, sheets),
+        after_epoch=pictures,
     )
-    if sheets is None:
+    if not generator:
         finish(run_cfg, run, trainer, data, summary, processes)
     elif processes.main:
-        finish_generator(run, sheets, trainer, summary)
+        finish_generator(run, pictures, trainer, summary)
 
 
 class Pictures:
@@ -117,13 +119,15 @@ class Pictures:
         if self.sheets is not None:
             self.sheets(self.trainer.place.epoch)
         if time.monotonic() - self.drawn > _DRAW_S:
-            draw_curves(self.run, self.sheets is not None)
+            draw_curves(self.run)
             self.drawn = time.monotonic()
 
 
-def draw_curves(run: RunFolder, generator: bool = False) -> None:
-    """Curves over all epochs so far."""
-    draw = plot_losses if generator else plot_curves
+def draw_curves(run: RunFolder) -> None:
+    """Curves over all epochs so far: of a generator its losses, of a classifier also its accuracy."""
+    with open(run / "metrics.jsonl") as lines:
+        classifies = "val/top1" in json.loads(lines.readline())
+    draw = plot_curves if classifies else plot_losses
     draw(run / "metrics.jsonl", run / "curves.png", run.path.name)
 
 
@@ -209,18 +213,19 @@ def finish(cfg: TrainConfig, run: RunFolder, trainer: Trainer, data, summary: di
     )
 
 
-def finish_generator(run: RunFolder, sheets: SampleSheets, trainer: Trainer, summary: dict) -> None:
+def finish_generator(run: RunFolder, pictures: Pictures, trainer: Trainer, summary: dict) -> None:
     """Draw the last sheet of samples and say where everything is."""
     try:
-        draw_curves(run, generator=True)
-        shutil.copy(sheets(trainer.place.epoch, last=True), run / "samples.png")
+        draw_curves(run)
+        if pictures.sheets is not None:
+            shutil.copy(pictures.sheets(trainer.place.epoch, last=True), run / "samples.png")
     except OSError as error:  # the run is whole without them
         logger.warning("pictures are lost (%s)", error)
     last = {name: value for name, value in summary["last"].items() if name.startswith("val")}
     logger.info(
         f"{', '.join(f'{name} {value:.5f}' for name, value in last.items())}, {summary['seconds']:.0f} s\n"
         f"weights      {run / FOLDER}\n"
-        f"pictures     {run / 'curves.png'}, {run / 'samples.png'}\n"
+        f"pictures     {run / 'curves.png'}{', samples.png' if pictures.sheets else ''}\n"
         f"sample       python tools/sample.py checkpoint={run.path} n=500"
     )
 

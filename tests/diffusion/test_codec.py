@@ -34,7 +34,10 @@ def images(count=3, height=12, width=20):
 def test_pixels_are_images():
     x = images()
     pixels = Pixels(3)
-    assert torch.equal(pixels.decode(pixels.encode(x)), x) and pixels.grid([12, 20]) == (12, 20)
+    assert torch.equal(pixels.decode(pixels.encode(x)), x) and pixels.grid([12, 20]) == pixels.pixels([12, 20]) == (
+        12,
+        20,
+    )
     assert pixels.decode(torch.tensor([[[[-3.0, 0.5, 2.0]]]])).flatten().tolist() == [-1, 0.5, 1]
     assert pixels.describe() == {"codec": "pixels", "channels": 3}
 
@@ -63,7 +66,7 @@ def test_moments_give_the_same_latents_as_images(autoencoder):
     for dtype, bound in ((torch.float32, 0.0), (torch.float16, 4e-3)):
         torch.manual_seed(2)
         assert (codec.encode(moments.to(dtype)) - direct).abs().max() <= bound
-    assert codec.grid([6, 10]) == (6, 10)
+    assert codec.grid([12, 20]) == (6, 10) and codec.pixels([6, 10]) == (12, 20)
     assert torch.equal(codec.decode(direct), autoencoder.decode(direct))
 
 
@@ -73,6 +76,18 @@ def test_moments_know_their_own_scale(autoencoder):
     x0 = torch.randn(2, 4, 6, 10)
     expected = autoencoder.decode((x0 / 0.1 - 0.5 - SHIFT) * SCALE)
     torch.testing.assert_close(codec.decode(x0), expected, rtol=0, atol=1e-5)
+
+
+def test_moments_take_what_the_autoencoder_says(autoencoder):
+    codec = Moments(4, None, autoencoder)
+    assert (codec.scale, codec.shift) == (SCALE, SHIFT)
+    assert codec.describe()["autoencoder"] == autoencoder.place and codec.describe()["shift"] == SHIFT
+    alone = Moments(4, 0.5)
+    assert (alone.shift, alone.grid([6, 10]), alone.pixels([6, 10])) == (0, (6, 10), (6, 10))
+    with pytest.raises(ValueError, match="scale of the latents is not known"):
+        Moments(4)
+    with pytest.raises(ValueError, match="channels=3 of latents are not the 4 of the autoencoder"):
+        Moments(3, None, autoencoder)
 
 
 def test_many_draws_have_the_mean_and_deviation_kept():
@@ -129,6 +144,7 @@ def test_the_digest_is_of_the_weights(folder, tmp_path, autoencoder):
 def test_eight_times_smaller(tmp_path):
     autoencoder = load_autoencoder(tiny_autoencoder(tmp_path / "vae", factor=8))
     assert autoencoder.encode(images(1, 32, 128)).shape == (1, 4, 4, 16) and autoencoder.grid((32, 128)) == (4, 16)
+    assert autoencoder.pixels((4, 16)) == (32, 128)
 
 
 def test_wrong_shapes_say_what_is_right(autoencoder):

@@ -8,7 +8,8 @@ import torch
 
 
 def tiny_autoencoder(
-    folder: Path, *, factor: int = 2, in_chans: int = 3, channels: int = 4, scale: float = 0.7, shift: float | None = None
+    folder: Path, *, factor: int = 2, in_chans: int = 3, channels: int = 4, scale: float = 0.7,
+    shift: float | None = None,
 ) -> Path:  # fmt: skip
     """Save a random ``AutoencoderKL`` as diffusers does; returns the folder.
 

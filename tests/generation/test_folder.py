@@ -13,7 +13,12 @@ from tests.generation.stub import CLASSES, Stub
 from vit3.errors import UserError
 from vit3.generation.folder import SampleFolder, read_image
 
-SETTINGS = {"checkpoint": {"path": "runs/x.pt", "sha256": "ab" * 32}, "guidance": 1.5, "interval": (0.0, 1.0), "seed": 0}
+SETTINGS = {
+    "checkpoint": {"path": "runs/x.pt", "sha256": "ab" * 32},
+    "guidance": 1.5,
+    "interval": (0.0, 1.0),
+    "seed": 0,
+}
 
 
 def start(path, n=5, settings=SETTINGS, in_turn=(2, 0), about=None, **options):
@@ -86,7 +91,10 @@ def test_goes_on_and_grows(tmp_path):
         ({"resume": False}, "holds 1 images; choose another name=NAME, or resume=true"),
         ({"in_turn": (0, 2)}, "classes are not those"),
         ({"settings": {**SETTINGS, "guidance": 4.0}}, r"guidance=4\.0, but .* guidance=1\.5; use that"),
-        ({"settings": {**SETTINGS, "interval": (0.2, 1.0)}}, r"interval=\[0\.2, 1\.0\], but .* interval=\[0\.0, 1\.0\]"),
+        (
+            {"settings": {**SETTINGS, "interval": (0.2, 1.0)}},
+            r"interval=\[0\.2, 1\.0\], but .* interval=\[0\.0, 1\.0\]",
+        ),
         ({"settings": {**SETTINGS, "eta": 1}}, "eta=1, but .* eta=None"),
         (
             {"settings": {**SETTINGS, "checkpoint": {"path": "y.pt", "sha256": "cd" * 32}}},

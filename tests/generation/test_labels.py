@@ -19,7 +19,8 @@ def test_all_classes_are_balanced():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "labels"), [([2, 0], (2, 0)), (["goldfish", 0], (1, 0)), ("tench", (0,)), (2, (2,)), (("goldfish",), (1,))]
+    ("wanted", "labels"),
+    [([2, 0], (2, 0)), (["goldfish", 0], (1, 0)), ("tench", (0,)), (2, (2,)), (("goldfish",), (1,))],
 )
 def test_given_classes_in_the_order_given(wanted, labels):
     assert labels_in_turn(wanted, NAMES) == labels

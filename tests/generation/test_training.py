@@ -66,9 +66,8 @@ def test_killed_and_resumed_is_bit_equal(tmp_path, world_size):
         assert all(torch.equal(state[kind][key], wanted[kind][key]) for key in wanted[kind])
     for moments, same in zip(wanted["optimizer"]["state"].values(), state["optimizer"]["state"].values()):
         assert all(torch.equal(value, same[key]) for key, value in moments.items())
-    sheets = [sorted(folder.glob("sheets/*.png")) for folder in (tmp_path / "run", tmp_path / "straight" / "run")]
-    assert [len(found) for found in sheets] == [2, 2]
-    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*sheets))
+    sheets = [folder / "sheets" / "epoch-0002.png" for folder in (tmp_path / "run", tmp_path / "straight" / "run")]
+    assert sheets[0].read_bytes() == sheets[1].read_bytes()
 
 
 def test_a_run_leaves(tmp_path):

@@ -135,7 +135,9 @@ def test_generators_of_other_blocks_are_refused(linked, options):
 
 @pytest.mark.parametrize("name", sorted({*GENERATOR_NAMES} - {*LINKED}))
 def test_generators_that_are_not_published(name):
-    with pytest.raises(ValueError, match=f"no weights of {name} are published; there are: dit3_b_8, dit3_b_4, dit3_b_2"):
+    with pytest.raises(
+        ValueError, match=f"no weights of {name} are published; there are: dit3_b_8, dit3_b_4, dit3_b_2"
+    ):
         timm.create_model(name, pretrained=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from vit3.config import DataConfig, TrainConfig
+from vit3.config import AugmentConfig, CacheConfig, DataConfig, TrainConfig
 from vit3.data import (
     BatchPlan,
+    CachedLatents,
     Data,
     TrainLoader,
     accumulation_for,
     make_data,
     make_eval_loader,
+    make_latent_eval_loader,
+    make_latent_train_loader,
     make_train_loader,
     preflight,
 )
@@ -87,10 +91,12 @@ def derive(cfg: TrainConfig, plan: BatchPlan) -> Derived:
     )
 
 
-def build_data(cfg: TrainConfig) -> Data:
+def build_data(cfg: TrainConfig | CacheConfig) -> Data:
     """Open the data and check what can be checked before the first step."""
     check_data_config(cfg.data)
     d = cfg.data
+    if d.name == "latents" and cfg.diffusion is None:
+        raise UserError("data=latents is for generators; add task=diffusion and diffusion=ddpm or flow")
     data = make_data(
         d.name,
         d.root,
@@ -123,6 +129,10 @@ def build_train_loader(cfg: TrainConfig, split: Dataset, plan: BatchPlan, proces
         UserError: an image cannot be transformed as ``augment`` and ``data`` say.
     """
     a = cfg.augment
+    if isinstance(split, CachedLatents):
+        _check_latent_augmentation(a)
+        options = dict(hflip=a.hflip, workers=cfg.data.workers, device=processes.device)
+        return make_latent_train_loader(split, plan, processes.rank, **options)
     augment = dict(
         train_crop_mode=a.crop,
         scale=tuple(a.scale),
@@ -140,18 +150,24 @@ def build_train_loader(cfg: TrainConfig, split: Dataset, plan: BatchPlan, proces
     return loader
 
 
-def build_eval_loader(cfg: TrainConfig, split: Dataset, processes: Processes, batch_size: int):
+def build_eval_loader(
+    cfg: TrainConfig | CacheConfig, split: Dataset, processes: Processes, batch_size: int,
+    batches: Sequence[Sequence[int]] | None = None,
+):  # fmt: skip
     """Loader of evaluation batches.
 
     Args:
-        batch_size: per process.
+        batch_size: per process. batches: numbers of the images of each batch of this process; None shares all out.
 
     Raises:
         UserError: an image cannot be transformed as ``data`` says.
     """
-    share = dict(rank=processes.rank, world_size=processes.world_size, crop_pct=cfg.data.crop_pct)
+    share = dict(rank=processes.rank, world_size=processes.world_size, device=processes.device)
+    if isinstance(split, CachedLatents):
+        return make_latent_eval_loader(split, batch_size, workers=cfg.data.workers, **share)
     with _transform_errors():
-        loader = make_eval_loader(split, batch_size, **_images(cfg), device=processes.device, **share)
+        crop = dict(crop_pct=cfg.data.crop_pct, batches=batches)
+        loader = make_eval_loader(split, batch_size, **_images(cfg), **crop, **share)
         split[0]
     return loader
 
@@ -161,9 +177,20 @@ def mixes(cfg: TrainConfig) -> bool:
     return cfg.augment.mixup > 0 or cfg.augment.cutmix > 0
 
 
-def _images(cfg: TrainConfig) -> dict[str, Any]:
+def _images(cfg: TrainConfig | CacheConfig) -> dict[str, Any]:
     names = ("img_size", "in_chans", "mean", "std", "interpolation", "workers")
     return {name: getattr(cfg.data, name) for name in names}
+
+
+def _check_latent_augmentation(a: AugmentConfig) -> None:
+    """Raise a UserError where latents would have to be augmented as images are."""
+    neutral = dict(scale=[1, 1], ratio=[1, 1], color_jitter=0, auto_augment=None, erase_prob=0, mixup=0, cutmix=0)
+    for name, value in neutral.items():
+        if getattr(a, name) != value:
+            raise UserError(
+                f"augment.{name}={getattr(a, name)} cannot act on cached latents, of which only augment.hflip can "
+                "choose; add augment=none"
+            )
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from vit3.build.data import mixes
 from vit3.build.model import build_model, check_arguments, frozen_modules, load_start, mixer_kwargs
 from vit3.build.trained import chosen_weights, saved_when
 from vit3.config import DiffusionConfig, SampleConfig, SamplingConfig, TrainConfig, nearest, typed
+from vit3.data.latent_shards import read_index
 from vit3.diffusion import GaussianDiffusion, RectifiedFlow
 from vit3.diffusion.codec import Autoencoder, Moments, Pixels, load_autoencoder
 from vit3.diffusion.samplers import Sampler
@@ -55,7 +56,7 @@ def build_generator(cfg: TrainConfig, classes: Sequence[str], codec: Any) -> nn.
         in_chans=codec.channels,
         num_classes=len(classes),
         learn_sigma=cfg.diffusion.learn_sigma,
-        img_size=codec.grid(tuple(cfg.data.img_size)),
+        img_size=_grid(cfg, codec),
         mixer=cfg.mixer.name,
         mixer_kwargs=mixer_kwargs(cfg),
     )
@@ -103,22 +104,39 @@ def build_process(cfg: DiffusionConfig) -> GaussianDiffusion | RectifiedFlow:
     return RectifiedFlow(cfg.time_sampling)
 
 
-def build_codec(cfg: TrainConfig, device: torch.device) -> Pixels | Autoencoder | Moments:
+def build_codec(
+    cfg: TrainConfig, device: torch.device, drawing: bool = False, scale: float | None = None
+) -> Pixels | Autoencoder | Moments:
     """What makes latents of images and images of latents; pixels where there is no autoencoder.
 
+    Args:
+        drawing: images are wanted, so that cached latents need their autoencoder and no more. scale: of the latents,
+            where the configuration does not say it.
+
     Raises:
-        UserError: the autoencoder cannot be loaded, or does not take such images.
+        UserError: the autoencoder cannot be loaded, or is not the one that made the cached latents.
     """
-    d = cfg.diffusion
+    d, scale = cfg.diffusion, cfg.diffusion.latent_scale or scale
+    if cfg.data.name != CACHED:
+        if d.autoencoder is None:
+            return Pixels(cfg.data.in_chans)
+        return load_autoencoder(d.autoencoder, scale, device, key="diffusion.autoencoder")
+    facts = {} if drawing else read_index(cfg.data.root)["facts"]
+    scale = scale or facts.get("scale")
+    if d.autoencoder is None and drawing:
+        raise UserError("the run learnt from cached latents; to draw images set autoencoder=FOLDER_OR_NAME, which made "
+                        "them")  # fmt: skip
     if d.autoencoder is None:
-        return Moments(cfg.data.in_chans, d.latent_scale) if cfg.data.name == CACHED else Pixels(cfg.data.in_chans)
+        return Moments(facts["channels"], scale, shift=facts["shift"])
     try:
-        autoencoder = load_autoencoder(d.autoencoder, d.latent_scale, device=device)
-    except ValueError as error:
-        raise UserError(f"diffusion.autoencoder={d.autoencoder}: {error}") from error
-    if cfg.data.name == CACHED:
-        return Moments(autoencoder.channels, autoencoder.scale, autoencoder)
-    return autoencoder
+        autoencoder = load_autoencoder(d.autoencoder, scale, device, key="diffusion.autoencoder")
+    except UserError as error:
+        more = "" if drawing else "; diffusion.autoencoder=null trains from cached latents without sheets of samples"
+        raise UserError(f"{error}{more}") from error
+    if facts and autoencoder.digest() != facts["weights"]:
+        raise UserError(f"diffusion.autoencoder={d.autoencoder} has other weights than what made the latents in "
+                        f"data.root={cfg.data.root} ({facts['autoencoder']}); give that one")  # fmt: skip
+    return Moments(autoencoder.channels, None, autoencoder)
 
 
 def build_sampler(cfg: SamplingConfig, process: GaussianDiffusion | RectifiedFlow) -> Sampler:
@@ -176,8 +194,10 @@ class Generator:
         return ((images + 1) * 127.5).round().clamp(0, 255).to("cpu", torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
-def build_sheets(cfg: TrainConfig, trainer: Trainer, classes: tuple[str, ...], run: Path) -> SampleSheets:
+def build_sheets(cfg: TrainConfig, trainer: Trainer, classes: tuple[str, ...], run: Path) -> SampleSheets | None:
     """What draws sheets of samples during training, by the averaged weights where there are some.
+
+    None where nothing can make images of the latents.
 
     Raises:
         UserError: a sampler that does not fit the process.
@@ -188,11 +208,14 @@ def build_sheets(cfg: TrainConfig, trainer: Trainer, classes: tuple[str, ...], r
         codec=task.codec,
         sampler=build_sampler(sheet, task.process),
         classes=classes,
-        img_size=_pixels(cfg, task.codec),
+        img_size=task.codec.pixels(_grid(cfg, task.codec)),
         seed=cfg.engine.seed,
         device=trainer.processes.device,
         amp=cfg.engine.amp,
     )
+    if isinstance(task.codec, Moments) and task.codec.autoencoder is None:
+        logger.info("no sheets of samples: set diffusion.autoencoder=FOLDER_OR_NAME, which made the latents, for them")
+        return None
     return SampleSheets(generator.generate, classes, run, sheet.every, sheet.images)
 
 
@@ -252,7 +275,7 @@ def build_trained_generator(
         raise UserError(f"checkpoint={options.checkpoint} holds the classifier {cfg.model.name}, which draws no images")
     cfg.model.pretrained, cfg.model.checkpoint = False, None  # the weights are in this checkpoint
     cfg.diffusion.autoencoder = options.autoencoder or cfg.diffusion.autoencoder
-    codec = build_codec(cfg, processes.device)
+    codec = build_codec(cfg, processes.device, drawing=True, scale=state["codec"].get("scale"))
     model = build_generator(cfg, state["classes"], codec)
     kinds = [kind for kind, key in (("ema", "state_dict_ema"), ("raw", "state_dict")) if key in state]
     kind = kinds[0] if options.weights == "auto" else chosen_weights(state, options.weights, path)
@@ -262,7 +285,7 @@ def build_trained_generator(
         codec=codec,
         sampler=build_sampler(_filled(options.sampling, cfg.diffusion.sheet), build_process(cfg.diffusion)),
         classes=tuple(state["classes"]),
-        img_size=tuple(options.img_size or _pixels(cfg, codec)),
+        img_size=tuple(options.img_size or codec.pixels(_grid(cfg, codec))),
         seed=options.seed,
         device=processes.device,
         amp=options.amp,
@@ -279,7 +302,10 @@ def _filled(asked: SamplingConfig, of_run: SamplingConfig) -> SamplingConfig:
     return SamplingConfig(**{name: getattr(of_run, name) if v is None else v for name, v in values.items()})
 
 
-def _pixels(cfg: TrainConfig, codec: Any) -> tuple[int, int]:
-    """Size of the images in pixels; data of cached latents has that of the latents."""
+def _grid(cfg: TrainConfig, codec: Any) -> tuple[int, int]:
+    """(height, width) of what the network sees; data of cached latents has that size itself."""
     size = tuple(cfg.data.img_size)
-    return codec.pixels(size) if cfg.data.name == CACHED else size
+    try:
+        return size if cfg.data.name == CACHED else codec.grid(size)
+    except ValueError as error:
+        raise UserError(f"data.{error}") from error

@@ -204,7 +204,11 @@ def build_trainer(
         save_minutes=cfg.engine.save_minutes,
         log_every=cfg.logger.every,
         frozen=frozen_modules(model, cfg.model.freeze),
-        metadata={"config": _portable(cfg), "classes": list(data.classes)},
+        metadata={
+            "config": _portable(cfg),
+            "classes": list(data.classes),
+            **({} if codec is None else {"codec": codec.describe()}),
+        },
         facts=facts,
         bad_images=lambda: data.bad_images,
         profile_updates=cfg.engine.profile,

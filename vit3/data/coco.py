@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from vit3.data.image_files import read_rgb
-from vit3.data.loader import TrainLoader, outlive_signals
+from vit3.data.loader import DeviceLoader, TrainLoader, outlive_signals
 from vit3.data.plan import BatchPlan
 from vit3.errors import UserError
 
@@ -190,23 +190,6 @@ def collate(batch: list[tuple[Tensor, dict]]) -> tuple[list[Tensor], list[dict[s
     """Images and targets as lists: sizes differ."""
     images, targets = zip(*batch)
     return list(images), list(targets)
-
-
-class DeviceLoader:
-    """A loader of CPU batches (images, targets), moved to a device."""
-
-    def __init__(self, loader, device: torch.device):
-        self.loader, self.device = loader, device
-        self.sampler = getattr(loader, "sampler", None)
-        self.dataset = getattr(loader, "dataset", None)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[tuple[list[Tensor], list[dict[str, Tensor]]]]:
-        move = dict(device=self.device, non_blocking=True)
-        for images, targets in self.loader:
-            yield [image.to(**move) for image in images], [{k: v.to(**move) for k, v in t.items()} for t in targets]
 
 
 def make_coco_train_loader(

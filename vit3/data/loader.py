@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -100,6 +100,28 @@ class TrainLoader:
                     )
 
         return islice(endless(), skipped, None)
+
+
+class DeviceLoader:
+    """A loader of CPU batches of floating-point tensors, in lists or mappings or alone, moved to a device."""
+
+    def __init__(self, loader, device: torch.device):
+        self.loader, self.device = loader, device
+        self.sampler = getattr(loader, "sampler", None)
+        self.dataset = getattr(loader, "dataset", None)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._moved(batch) for batch in self.loader)
+
+    def _moved(self, batch):
+        if isinstance(batch, Tensor):
+            return batch.to(self.device, non_blocking=True)
+        if isinstance(batch, dict):
+            return {name: self._moved(part) for name, part in batch.items()}
+        return type(batch)(self._moved(part) for part in batch)
 
 
 class _Keyed(Dataset):
@@ -201,6 +223,7 @@ def make_train_loader(
 def make_eval_loader(
     dataset: Dataset, batch_size: int, *, rank: int, world_size: int, img_size, in_chans: int, mean, std,
     interpolation: str, crop_pct: float, workers: int, device: torch.device,
+    batches: Sequence[Sequence[int]] | None = None,
 ) -> PrefetchLoader:  # fmt: skip
     """The loader of evaluation batches: every image in order, dealt out to the processes.
 
@@ -209,14 +232,19 @@ def make_eval_loader(
 
     Args:
         batch_size: per process.
+        batches: numbers of the images of each batch, instead of the above.
     """
     normalise = dict(mean=tuple(mean), std=tuple(std))
     dataset.transform = create_transform(
         (in_chans, *img_size), use_prefetcher=True, interpolation=interpolation, crop_pct=crop_pct, **normalise
     )
-    sampler = OrderedDistributedSampler(dataset, num_replicas=world_size, rank=rank)
+    if batches is None:
+        sampler = OrderedDistributedSampler(dataset, num_replicas=world_size, rank=rank)
+        order = dict(batch_size=batch_size, sampler=sampler)
+    else:
+        order = dict(batch_sampler=batches)
     loader = DataLoader(
-        dataset, batch_size, sampler=sampler, num_workers=workers, collate_fn=fast_collate,
-        worker_init_fn=outlive_signals, pin_memory=device.type == "cuda",
+        dataset, num_workers=workers, collate_fn=fast_collate, worker_init_fn=outlive_signals,
+        pin_memory=device.type == "cuda", **order,
     )  # fmt: skip
     return PrefetchLoader(loader, channels=in_chans, device=device, **normalise)

@@ -14,6 +14,7 @@ from vit3.data.digits import Digits
 from vit3.data.folder import FolderImages
 from vit3.data.hub import HubReader
 from vit3.data.image_folder import folder_reader
+from vit3.data.latents import open_latents
 from vit3.data.patterns import Patterns
 from vit3.data.shards import is_remote, open_shards
 from vit3.data.stream import StreamedImages
@@ -21,12 +22,13 @@ from vit3.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-DATA_NAMES = ("digits", "patterns", "folder", "imagenet", "wds", "hfds")
+DATA_NAMES = ("digits", "patterns", "folder", "imagenet", "wds", "hfds", "latents")
 _ROOTS = {
     "folder": "FOLDER with train/ and val/ in it",
     "imagenet": "FOLDER with train/ and val/ in it",
     "wds": "FOLDER with the shards in it",
     "hfds": "FOLDER or the name of a data set on the Hugging Face hub",
+    "latents": "FOLDER that tools/cache_latents.py wrote",
 }
 _OPTIONS = {"wds": {"input_key", "target_key", "stream"}, "hfds": {"input_key", "target_key"}}
 
@@ -66,7 +68,8 @@ def make_data(
         train_split, val_split: names of the splits in the data set; None for the usual ones.
         input_key, target_key: where images and labels stand in shards and Hugging Face data sets; None for the usual.
         stream: read training shards one after another instead of at random.
-        img_size: (height, width) in pixels at which patterns are drawn; other sets have sizes of their own.
+        img_size: (height, width) at which patterns are drawn, in pixels, and that cached latents must have; other sets
+            have sizes of their own.
 
     Raises:
         UserError: unknown name, missing folder, no image, an empty class folder in the training split, a class that
@@ -112,6 +115,8 @@ def open_split(
     if not root:
         raise UserError(f"{key} is not set; data={name} needs {key}={_ROOTS[name]}")
     place = dict(wanted=wanted, classes=classes, key=key)
+    if name == "latents":
+        return open_latents(root, split, img_size=img_size, in_chans=in_chans, **place)
     keys = dict(input_key=input_key, target_key=target_key)
     if name == "wds" and split == "train" and (stream or is_remote(root)):
         return StreamedImages(root, in_chans, on_bad_image, **place, **keys)

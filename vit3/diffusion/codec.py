@@ -1,7 +1,8 @@
 """Codecs: from a batch of the data to what noise is added to, and back to images: pixels, an autoencoder, its moments.
 
-Each has ``channels`` and ``grid``, what the network sees; ``encode(batch) -> x0``, which draws from torch's global
-generator where it draws; ``decode(x0) -> images``, in [-1, 1]; ``describe()``, plain values for reports.
+Each has ``channels`` and ``grid``, what the network sees, and ``pixels``, the reverse of ``grid``; ``encode(batch) ->
+x0``, which draws from torch's global generator where it draws; ``decode(x0) -> images``, in [-1, 1]; ``describe()``,
+plain values for reports.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class Pixels:
     def grid(self, img_size: Sequence[int]) -> tuple[int, int]:
         """(height, width) of x0 for images of ``img_size``."""
         return tuple(img_size)
+
+    def pixels(self, grid: Sequence[int]) -> tuple[int, int]:
+        """(height, width) of images of x0 of size ``grid``."""
+        return tuple(grid)
 
     def encode(self, images: Tensor) -> Tensor:
         """x0 of images (B, C, H, W) in [-1, 1]: themselves."""
@@ -79,6 +84,10 @@ class Autoencoder:
         if any(side % self.factor for side in img_size):
             raise ValueError(f"img_size={list(img_size)} must be multiples of {self.factor}, the autoencoder's factor")
         return tuple(side // self.factor for side in img_size)
+
+    def pixels(self, grid: Sequence[int]) -> tuple[int, int]:
+        """(height, width) of images of latents of size ``grid``."""
+        return tuple(side * self.factor for side in grid)
 
     @torch.no_grad()  # not inference mode: latents are what gradients are computed at
     def moments(self, images: Tensor) -> Tensor:
@@ -131,16 +140,33 @@ class Moments:
     """Latents whose mean and standard deviation were kept: drawn and scaled as :class:`Autoencoder` does.
 
     Args:
-        channels: of the latents, half of those of the moments. scale, shift: as of :class:`Autoencoder`.
+        channels: of the latents, half of those of the moments.
+        scale, shift: as of :class:`Autoencoder`; None takes the autoencoder's.
         autoencoder: what made them, for images; None if none are asked for.
+
+    Raises:
+        ValueError: neither scale nor autoencoder, or latents of other channels than the autoencoder's.
     """
 
-    def __init__(self, channels: int, scale: float, autoencoder: Autoencoder | None = None, *, shift: float = 0.0):
-        self.channels, self.scale, self.shift, self.autoencoder = channels, scale, shift, autoencoder
+    def __init__(
+        self, channels: int, scale: float | None = None, autoencoder: Autoencoder | None = None, *,
+        shift: float | None = None,
+    ):  # fmt: skip
+        if scale is None and autoencoder is None:
+            raise ValueError("scale of the latents is not known; give scale=FACTOR, or the autoencoder that made them")
+        if autoencoder is not None and autoencoder.channels != channels:
+            raise ValueError(f"channels={channels} of latents are not the {autoencoder.channels} of the autoencoder")
+        self.channels, self.autoencoder = channels, autoencoder
+        self.scale = autoencoder.scale if scale is None else scale
+        self.shift = getattr(autoencoder, "shift", 0.0) if shift is None else shift
 
     def grid(self, img_size: Sequence[int]) -> tuple[int, int]:
-        """(height, width) of x0 for data of ``img_size``, which of cached latents is in latents, not in pixels."""
-        return tuple(img_size)
+        """(height, width) of x0 for images of ``img_size`` in pixels; without an autoencoder they are latents."""
+        return tuple(img_size) if self.autoencoder is None else self.autoencoder.grid(img_size)
+
+    def pixels(self, grid: Sequence[int]) -> tuple[int, int]:
+        """(height, width) of images of latents of size ``grid``; without an autoencoder that of the latents."""
+        return tuple(grid) if self.autoencoder is None else self.autoencoder.pixels(grid)
 
     def encode(self, moments: Tensor) -> Tensor:
         """x0 (B, channels, h, w), drawn, of moments (B, 2 channels, h, w).

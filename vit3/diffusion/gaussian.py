@@ -78,15 +78,15 @@ class GaussianDiffusion:
 
     def __init__(self, steps: int = 1000, betas: str = "linear", learn_sigma: bool = True):
         self.schedule, self.learn_sigma = betas, learn_sigma
-        self._tabulate(noise_schedule(betas, steps))
+        variances = noise_schedule(betas, steps)
+        self._tabulate(variances, (1 - variances).cumprod(0))
         self.times = torch.arange(steps)  # what the network is told at each t
         if steps != LONGEST:
             self.times = self.times * (LONGEST / steps)
 
-    def _tabulate(self, betas: Tensor) -> None:
-        """Everything that follows from the betas (steps,), in float64."""
-        self.steps, self.betas = len(betas), betas
-        self.kept = (1 - betas).cumprod(0)  # a_t
+    def _tabulate(self, betas: Tensor, kept: Tensor) -> None:
+        """Everything that follows from the betas and the a_t (steps,), in float64."""
+        self.steps, self.betas, self.kept = len(betas), betas, kept
         before = torch.cat([torch.ones(1, dtype=torch.float64), self.kept[:-1]])  # a_(t-1)
         self.posterior_variance = betas * (1 - before) / (1 - self.kept)
         # of the first step back the variance is 0; as in DDPM's code the second's stands for it in logarithms
@@ -111,7 +111,7 @@ class GaussianDiffusion:
         places = spread(self.steps, steps, quadratic)
         kept = self.kept[places]
         spaced = copy.copy(self)
-        spaced._tabulate(1 - kept / torch.cat([torch.ones(1, dtype=torch.float64), kept[:-1]]))
+        spaced._tabulate(1 - kept / torch.cat([torch.ones(1, dtype=torch.float64), kept[:-1]]), kept)
         spaced.times = self.times[places]
         return spaced
 

@@ -19,7 +19,6 @@ from vit3.files import replacing
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
-LAST_FILES = ("predictions.png", "samples.png")  # what training draws at its end, of a classifier or a generator
 FOLDER = "checkpoints"  # below the run folder: one file per save, named by the number of updates
 
 
@@ -250,7 +249,8 @@ def _complete(run: Path, epochs: int) -> bool:
         last = json.loads((run / "summary.json").read_text())["last"]["epoch"]
     except (OSError, KeyError, TypeError, ValueError):
         return False
-    return last == epochs - 1 and any((run / name).exists() for name in LAST_FILES)
+    drawn = ("predictions.png", "samples.png")  # at the end, of a classifier or of a generator
+    return last == epochs - 1 and any((run / name).exists() for name in drawn)
 
 
 def changed_keys(state: dict[str, Any], config: dict[str, Any]) -> list[str]:

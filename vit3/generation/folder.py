@@ -27,6 +27,7 @@ from vit3.files import replacing
 from vit3.generation.labels import label_of
 
 _NAME = re.compile(r"(\d{6,})\.(?:png|npy)")
+_LEFT = re.compile(r"\.(?:\d{6,}\.(?:png|npy)|samples\.npz|sheet\.png)\..+")  # as vit3.files names what it writes
 
 
 class SampleFolder:
@@ -112,6 +113,13 @@ class SampleFolder:
         """The images that are there, by number, in their order; all are whole."""
         found = {int(m[1]): path for path in self.images.iterdir() if (m := _NAME.fullmatch(path.name))}
         return dict(sorted(found.items()))
+
+    def tidy(self) -> None:
+        """Delete what processes that were killed have left half written; only while nobody writes."""
+        for folder in (self.path, self.images):
+            for path in folder.iterdir():
+                if _LEFT.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
 
     def write(self, number: int, image: np.ndarray) -> None:
         """Write one image, whole or not at all. Args: image: (H, W, C) uint8."""

@@ -57,11 +57,11 @@ def draw(
     batches = processes.on_main(lambda: missing_batches(set(folder.files()), folder.n, batch_size))
     mine = batches[processes.rank :: processes.world_size]
     share = f"process 0 of {processes.world_size}: " if processes.distributed else ""
-    images = sum(map(len, mine))
+    count = sum(map(len, mine))
     if processes.main and (kept := folder.n - sum(map(len, batches))):
         logger.info("%d of %d images are there already", kept, folder.n)
-    with progress(f"{share}images", images, processes.main) as advance, ThreadPoolExecutor(_WRITERS) as writers:
-        pace = _Pace(images, share, enabled=processes.main and not sys.stderr.isatty())
+    with progress(f"{share}images", count, processes.main) as advance, ThreadPoolExecutor(_WRITERS) as writers:
+        pace = _Pace(count, share, enabled=processes.main and not sys.stderr.isatty())
         for batch in mine:
             _heed(stop, folder)
             labels = torch.tensor([folder.label(number) for number in batch])
@@ -74,7 +74,7 @@ def draw(
                 ) from error
             _check(drawn, len(batch))
             try:
-                list(writers.map(folder.write, batch, drawn.numpy()))
+                _write(folder, writers, dict(zip(batch, drawn.numpy())))
             except OSError as error:
                 raise UserError(
                     f"{folder.images} cannot be written ({error}); free space, and the same command goes on"
@@ -119,6 +119,7 @@ def finish(folder: SampleFolder, stop: StopRequest, *, new: bool, npz: bool, she
         new: images were drawn since samples.npz was written. npz: whether to write it. sheet: how many images
             sheet.png shows, 0 for none.
     """
+    folder.tidy()
     files = folder.files()
     archive = folder.path / "samples.npz"
     if npz and (new or archive_length(archive) != folder.n):
@@ -150,6 +151,13 @@ class _Pace:
         self.said, rate = now, self.done / max(now - self.started, 1e-9)
         left = timedelta(seconds=int((self.images - self.done) / rate))
         logger.info(f"{self.share}{self.done:,} of {self.images:,} images  {rate:,.3g} images/s  {left} left")
+
+
+def _write(folder: SampleFolder, writers: ThreadPoolExecutor, images: dict[int, np.ndarray]) -> None:
+    """Write a batch, first those that are there (it was shorter): once no image is missing, none is being written."""
+    there = folder.files().keys() & images.keys()
+    for numbers in (there, images.keys() - there):
+        list(writers.map(lambda number: folder.write(number, images[number]), numbers))
 
 
 def _read(files, stop: StopRequest, folder: SampleFolder, advance=lambda images: None) -> Iterator[np.ndarray]:
