@@ -164,7 +164,7 @@ def test_sizes_must_agree(root):
 
 def test_folders_that_are_not_whole(tmp_path, root):
     opened = partial(CachedLatents, split="train")
-    with pytest.raises(UserError, match=f"data.root={tmp_path} has no {INDEX_NAME}; give the folder"):
+    with pytest.raises(UserError, match=f"data.root={tmp_path} has no {INDEX_NAME}; give the output folder"):
         opened(tmp_path)
     with pytest.raises(UserError, match="caching has not ended; the same tools/cache_latents.py command"):
         opened(write(tmp_path / "begun", finish=False))
