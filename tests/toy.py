@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from PIL import Image
 
 from tests.helpers import ROOT
-from vit3.build import build_data, build_model, build_plan, build_trainer
+from vit3.build import build_data, build_model, build_network, build_plan, build_trainer
 from vit3.config import TrainConfig, typed
 from vit3.engine.distributed import Processes
 from vit3.engine.train import Trainer
@@ -56,9 +56,9 @@ def trainer_of(cfg: TrainConfig, processes: Processes = CPU, images: int | None 
     if images is not None:
         data.train.images = data.train.images[:images]
     torch.manual_seed(cfg.engine.seed)
-    model = model_of(cfg, data.classes)
+    model, codec = build_network(cfg, data.classes, processes.device)
     plan = build_plan(cfg, len(data.train), processes.world_size, model)
-    return build_trainer(cfg, data, model, plan, {}, processes)
+    return build_trainer(cfg, data, model, plan, {}, processes, codec)
 
 
 def updates_of(trainer: Trainer, epoch: int = 0):
