@@ -23,9 +23,10 @@ CLASSES = tuple("0123456789")
 
 def configuration(output: Path, *overrides: str):
     """Two epochs of three updates of two passes each, with an average and sheets."""
+    share = 8 // int(os.environ.get("WORLD_SIZE", 1))
     return compose_config(
         "recipe=dit3_digits", f"output={output}", "name=run", "resume=auto", "engine.device=cpu", "engine.epochs=2",
-        "engine.batch_size=16", f"engine.max_per_process={8 // int(os.environ.get('WORLD_SIZE', 1))}", "engine.steps_per_epoch=3", "engine.ema_decay=0.9",
+        "engine.batch_size=16", f"engine.max_per_process={share}", "engine.steps_per_epoch=3", "engine.ema_decay=0.9",
         "engine.save_minutes=0.005", "optim.warmup_epochs=0", "logger.every=1", "engine.threads=1",
         "++model.kwargs={patch_size: 2, embed_dim: 16, depth: 1, num_heads: 2}", "diffusion.sheet.every=1",
         "diffusion.sheet.images=10", "diffusion.sheet.steps=2", *overrides,

@@ -45,7 +45,7 @@ class Pixels:
         return x0.float().clamp(-1, 1)
 
     def describe(self) -> dict[str, Any]:
-        return {"codec": "pixels", "channels": self.channels}
+        return {"codec": "pixels", "autoencoder": None, "channels": self.channels}
 
 
 class Autoencoder:
@@ -131,8 +131,8 @@ class Autoencoder:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "codec": "autoencoder", "autoencoder": self.place, "channels": self.channels, "factor": self.factor,
-            "scale": self.scale, "shift": self.shift,
+            "codec": "autoencoder", "autoencoder": self.place, "autoencoder_sha256": self.digest(),
+            "channels": self.channels, "factor": self.factor, "scale": self.scale, "shift": self.shift,
         }  # fmt: skip
 
 
@@ -192,9 +192,10 @@ class Moments:
         return self.autoencoder.decode_latents(x0.float() / self.scale + self.shift)
 
     def describe(self) -> dict[str, Any]:
-        place = None if self.autoencoder is None else self.autoencoder.place
+        if self.autoencoder is not None:  # where latents come from changes nothing in what is drawn
+            return {**self.autoencoder.describe(), "scale": self.scale, "shift": self.shift}
         facts = {"channels": self.channels, "scale": self.scale, "shift": self.shift}
-        return {"codec": "moments", "autoencoder": place, **facts}
+        return {"codec": "moments", "autoencoder": None, **facts}
 
 
 def load_autoencoder(
