@@ -129,12 +129,14 @@ def test_rows_and_columns_are_not_exchanged(size):
         block.adaLN_modulation[-1].bias.zero_()
         block.cpe.weight.zero_()
         block.cpe.bias.zero_()
+    weight = model.final_layer.linear.weight.view(2, 2, 4, -1)  # rows and columns of a patch, channels
+    weight[0], weight[1, 1] = 0, 0  # only the pixel at the left of the second row answers
     x, t, y = inputs(model, size, batch=1)
     changed = x.clone()
     changed[..., 2, size[1] - 1] += 1.0  # in the second row of patches, the last column
     difference = (model(changed, t, y) - model(x, t, y)).abs().sum(1)[0] > 1e-6
     rows, columns = difference.nonzero(as_tuple=True)
-    assert set(rows.tolist()) == {2, 3} and set(columns.tolist()) == {size[1] - 2, size[1] - 1}
+    assert rows.tolist() == [3] and columns.tolist() == [size[1] - 2]
 
 
 @pytest.mark.parametrize("mixer", ["ttt", "softmax"])
