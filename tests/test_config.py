@@ -13,8 +13,6 @@ from tests.toy import CONFIGS, compose_config
 from vit3.arguments import check_arguments
 from vit3.build import build_schedule, derive
 from vit3.config import (
-    _CHOICES,
-    _RANGES,
     CacheConfig,
     EvalConfig,
     FlopsConfig,
@@ -24,6 +22,7 @@ from vit3.config import (
     known_keys,
     typed,
 )
+from vit3.config.limits import CHOICES, RANGES
 from vit3.data import BatchPlan
 from vit3.errors import UserError
 from vit3.models.published import PUBLISHED_GENERATORS
@@ -106,15 +105,15 @@ def typed_with(key, value):
     return typed(compose_config(*given, f"{key}={value}", root=root), schema)
 
 
-@pytest.mark.parametrize("key", _CHOICES)
+@pytest.mark.parametrize("key", CHOICES)
 def test_every_choice_is_held(key):
     with pytest.raises(UserError, match=f"{key}=zzz is not allowed; use one of: "):
         typed_with(key, "zzz")
 
 
-@pytest.mark.parametrize("key", _RANGES)
+@pytest.mark.parametrize("key", RANGES)
 def test_every_range_is_held(key):
-    low, high = _RANGES[key]
+    low, high = RANGES[key]
     for value in [low - 1] + ([high + 1] if high is not None else []):
         with pytest.raises(UserError, match=f"{key}=.* is not allowed; it must be "):
             typed_with(key, value)

@@ -8,7 +8,10 @@ import hashlib
 from pathlib import Path
 
 # What the command line, plots, documentation or the sweep itself say does not change a result.
-_DECIDES = ("ops", "inner", "mixers", "layers", "models", "data", "tasks", "engine", "build", "seeding.py", "config.py")
+_DECIDES = (
+    *("ops", "inner", "mixers", "layers", "models", "data", "diffusion", "tasks", "engine", "build", "config"),
+    *("generation/evaluate.py", "seeding.py"),
+)
 
 
 @functools.cache
