@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from fnmatch import fnmatch
 
 import pytest
 import torch
@@ -46,6 +48,16 @@ def check(argument: str, schema: type = TrainConfig) -> str:
 def test_default_configuration_fits_the_schema():
     cfg = typed(compose_config(), TrainConfig)
     assert cfg.data.name == "digits" and cfg.inner.lr == 1.0 and cfg.inner.scale == pytest.approx(1 / 3)
+
+
+def test_the_table_of_contents_names_every_choice():
+    """Each file of a group fits one of the names beside it in configs/train.yaml, and each name a file."""
+    lines = [line.strip() for line in (CONFIGS / "train.yaml").read_text().splitlines() if line.startswith("  - ")]
+    for line in lines[:-1]:
+        group, names = line.removeprefix("- ").split(":")[0], re.split(r"\s{2,}", line.split("# ")[1])[0].split(" | ")
+        files = [path.stem for path in (CONFIGS / group).glob("*.yaml")]
+        assert not [file for file in files if not any(fnmatch(file, name) for name in names)], group
+        assert not [name for name in names if not any(fnmatch(file, name) for file in files)], group
 
 
 def test_schema_and_files_name_the_same_keys():

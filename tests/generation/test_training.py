@@ -112,6 +112,20 @@ def test_a_generator_needs_its_task():
         build_network(configured("model=any", "model.name=dit3_s_2"), CLASSES, CPU.device)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "place"),
+    [
+        ((), "pixels"),
+        (("data=latents", "data.root=x"), "cached latents"),
+        (("data=latents", "data.root=x", "diffusion.autoencoder=vae"), "latents of vae"),
+        (("diffusion.autoencoder=vae",), "latents of vae"),
+    ],
+)
+def test_what_is_learnt_is_said(overrides, place):
+    said = tool.describe_diffusion(configured("recipe=dit3_digits", *overrides))
+    assert said.endswith(f"ddpm, 1000 steps, linear schedule, learned variance, in {place}; 10% of the labels dropped")
+
+
 @pytest.mark.parametrize("classes", [1, 10, 1000])
 def test_null_label(classes):
     """The label for no class comes after all classes (R20)."""
