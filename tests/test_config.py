@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import re
 from fnmatch import fnmatch
 
@@ -112,10 +114,18 @@ def test_unknown_key_in_a_file_names_the_nearest():
         typed(cfg, TrainConfig)
 
 
+@functools.cache
+def composed(root):
+    """The configuration of a program, composed once for all keys."""
+    return compose_config(*PROGRAMS[root][1], root=root)
+
+
 def typed_with(key, value):
     """The configuration of the first program that has ``key``, with ``value`` for it."""
-    root, (schema, given) = next((r, p) for r, p in PROGRAMS.items() if key in known_keys(p[0]))
-    return typed(compose_config(*given, f"{key}={value}", root=root), schema)
+    root, schema = next((root, schema) for root, (schema, _) in PROGRAMS.items() if key in known_keys(schema))
+    cfg = copy.deepcopy(composed(root))
+    OmegaConf.update(cfg, key, value)
+    return typed(cfg, schema)
 
 
 @pytest.mark.parametrize("key", _CHOICES)
