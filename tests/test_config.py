@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
+import re
+from fnmatch import fnmatch
 
 import pytest
 import torch
@@ -45,6 +49,16 @@ def check(argument: str, schema: type = TrainConfig) -> str:
 def test_default_configuration_fits_the_schema():
     cfg = typed(compose_config(), TrainConfig)
     assert cfg.data.name == "digits" and cfg.inner.lr == 1.0 and cfg.inner.scale == pytest.approx(1 / 3)
+
+
+def test_the_table_of_contents_names_every_choice():
+    """Each file of a group fits one of the names beside it in configs/train.yaml, and each name a file."""
+    lines = [line.strip() for line in (CONFIGS / "train.yaml").read_text().splitlines() if line.startswith("  - ")]
+    for line in lines[:-1]:
+        group, names = line.removeprefix("- ").split(":")[0], re.split(r"\s{2,}", line.split("# ")[1])[0].split(" | ")
+        files = [path.stem for path in (CONFIGS / group).glob("*.yaml")]
+        assert not [file for file in files if not any(fnmatch(file, name) for name in names)], group
+        assert not [name for name in names if not any(fnmatch(file, name) for file in files)], group
 
 
 def test_schema_and_files_name_the_same_keys():
@@ -99,10 +113,18 @@ def test_unknown_key_in_a_file_names_the_nearest():
         typed(cfg, TrainConfig)
 
 
+@functools.cache
+def composed(root):
+    """The configuration of a program, composed once for all keys."""
+    return compose_config(*PROGRAMS[root][1], root=root)
+
+
 def typed_with(key, value):
     """The configuration of the first program that has ``key``, with ``value`` for it."""
-    root, (schema, given) = next((r, p) for r, p in PROGRAMS.items() if key in known_keys(p[0]))
-    return typed(compose_config(*given, f"{key}={value}", root=root), schema)
+    root, schema = next((root, schema) for root, (schema, _) in PROGRAMS.items() if key in known_keys(schema))
+    cfg = copy.deepcopy(composed(root))
+    OmegaConf.update(cfg, key, value)
+    return typed(cfg, schema)
 
 
 @pytest.mark.parametrize("key", CHOICES)

@@ -128,15 +128,21 @@ print(json.dumps(dict(timm=b - a, vit3=d - c, added=sorted(set(sys.modules) - mo
 
 def test_import_adds_no_heavy_package():
     added = {name.split(".")[0] for name in measured_import(0)["added"]}
-    assert "vit3" in added
+    assert "vit3" in added and "vit3.diffusion.guidance" in measured_import(0)["added"]  # vit3.diffusion.guided
     heavy = {"triton", "hydra", "omegaconf", "wandb", "matplotlib", "sklearn", "rich", "onnx", "diffusers"}
     assert not {name for name in added if name in heavy or name.startswith("mm")}
 
 
 def test_import_time():
-    """``import vit3`` takes at most 1.3 times as long as ``import timm``, which it contains."""
-    runs = [measured_import(i) for i in range(3)]
-    assert statistics.median((run["timm"] + run["vit3"]) / run["timm"] for run in runs) <= 1.3
+    """``import vit3`` takes at most 1.3 times as long as ``import timm``, which it contains.
+
+    Each run takes seconds: where most of three say so is known after two of them, if they agree.
+    """
+    bound, ratios = 1.3, []
+    while len(ratios) < 2 or len(ratios) < 3 and (ratios[0] <= bound) != (ratios[1] <= bound):
+        run = measured_import(len(ratios))
+        ratios.append((run["timm"] + run["vit3"]) / run["timm"])
+    assert statistics.median(ratios) <= bound
 
 
 def test_mixer_needs_torch_alone():

@@ -30,6 +30,7 @@ from vit3.build import (
     build_trainer,
     derive,
 )
+from vit3.build.generator import CACHED
 from vit3.cli import overrides, run_tool
 from vit3.config import TrainConfig, typed
 from vit3.doctor import before_first_step
@@ -164,7 +165,8 @@ def describe_diffusion(cfg: TrainConfig) -> str:
     """The line on what a generator learns."""
     d = cfg.diffusion
     of = f"{d.steps} steps, {d.betas} schedule" if d.process == "ddpm" else f"{d.time_sampling} times"
-    place = "pixels" if d.autoencoder is None and cfg.data.name != "latents" else f"latents of {d.autoencoder}"
+    cached = cfg.data.name == CACHED
+    place = f"latents of {d.autoencoder}" if d.autoencoder else "cached latents" if cached else "pixels"
     return (
         f"diffusion    {d.process}, {of}, {'learned' if d.learn_sigma else 'fixed'} variance, in {place}; "
         f"{d.label_drop:.0%} of the labels dropped"

@@ -11,6 +11,7 @@ __all__ = ["TTT", "__version__", "create_model"]
 if find_spec("timm"):
     from timm import create_model
 
+    from vit3 import diffusion as diffusion
     from vit3 import models as models
 else:
 

@@ -48,18 +48,20 @@ def run(output: Path, *overrides: str, die_at: int = 0):
     tool.train(configuration(output, *overrides))
 
 
-def killed(output: Path):
-    run(output, die_at=8)
+def quick(output: Path, die_at: int = 0):
+    """Without curves, which take longer than the training."""
+    tool.plot_losses = lambda *args: None
+    run(output, die_at=die_at)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_killed_and_resumed_is_bit_equal(tmp_path, world_size):
     """In the second epoch, in the middle of an update."""
     (tmp_path / "straight").mkdir()
-    run_processes(run, world_size, tmp_path / "straight")
+    run_processes(quick, world_size, tmp_path / "straight")
     with pytest.raises(AssertionError, match="died|Connection|closed|reset|failed"):
-        run_processes(killed, world_size, tmp_path)
-    run_processes(run, world_size, tmp_path)
+        run_processes(quick, world_size, tmp_path, 8)
+    run_processes(quick, world_size, tmp_path)
     (state, lines), (wanted, straight) = content(tmp_path / "run"), content(tmp_path / "straight" / "run")
     assert lines == straight and len(lines) == 2 + 6
     assert {"loss", "mse", "vb"} <= lines[-1].keys() and "val_ema/vb" in lines[1]
@@ -110,6 +112,20 @@ def test_a_generator_needs_its_task():
         build_network(configured("task=diffusion"), CLASSES, CPU.device)
     with pytest.raises(UserError, match="dit3_s_2 is a generator; train it with task=diffusion"):
         build_network(configured("model=any", "model.name=dit3_s_2"), CLASSES, CPU.device)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place"),
+    [
+        ((), "pixels"),
+        (("data=latents", "data.root=x"), "cached latents"),
+        (("data=latents", "data.root=x", "diffusion.autoencoder=vae"), "latents of vae"),
+        (("diffusion.autoencoder=vae",), "latents of vae"),
+    ],
+)
+def test_what_is_learnt_is_said(overrides, place):
+    said = tool.describe_diffusion(configured("recipe=dit3_digits", *overrides))
+    assert said.endswith(f"ddpm, 1000 steps, linear schedule, learned variance, in {place}; 10% of the labels dropped")
 
 
 @pytest.mark.parametrize("classes", [1, 10, 1000])

@@ -73,6 +73,12 @@ def test_six_lines_run():
     exec(re.search(r"## In six lines\n\n```python\n(.*?)```", README, re.S)[1], {})  # our own text, no user input
 
 
+def test_scored_samples_were_drawn():
+    """What the README scores has the name that it gives when it draws; without one the folder is named otherwise."""
+    drawn = set(re.findall(r"tools/sample\.py [^#\n]*?(?:\\\n[^#\n]*?)?\bname=(\w+)", README))
+    assert {"digits", "NAME"} <= drawn == set(re.findall(r"\bsamples=samples/(\w+)", README))
+
+
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\(((?:vit3|configs|docs)/[^)#]+)\)", README))))
 def test_links_lead_somewhere(path):
     assert (ROOT / path).exists()

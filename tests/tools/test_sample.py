@@ -12,12 +12,13 @@ import time
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from vit3.tools import sample as tool
 from vit3.tools.train import train
 
 from tests.helpers import ROOT
 from tests.processes import run_processes
-from tests.toy import compose_config, no_pictures, short_run
+from tests.toy import compose_config, no_pictures
 from vit3.engine.checkpoint import load_checkpoint, save_checkpoint, update_checkpoints
 from vit3.errors import UserError
 
@@ -115,13 +116,14 @@ def test_another_set_of_that_name_is_refused(run, tmp_path, change, sentence):
         sample(run, tmp_path, change)
 
 
-def test_refusals(run, tmp_path, monkeypatch):
+def test_refusals(run, tmp_path):
     with pytest.raises(UserError, match="no such checkpoint"):
         sample(tmp_path / "nowhere", tmp_path)
-    no_pictures(monkeypatch.setattr)
-    train(short_run(tmp_path, "name=c"))
-    with pytest.raises(UserError, match="holds the classifier vit3_"):
-        sample(tmp_path / "c", tmp_path)
+    state = load_checkpoint(update_checkpoints(run)[0])
+    state["config"] = OmegaConf.to_container(compose_config())
+    save_checkpoint(state, tmp_path / "c.pt")
+    with pytest.raises(UserError, match="c.pt holds the classifier vit3_"):
+        sample(tmp_path / "c.pt", tmp_path)
 
 
 def test_default_name(run, tmp_path):

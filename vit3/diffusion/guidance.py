@@ -38,9 +38,7 @@ def guided(
     if null_label is None:
         raise ValueError("null_label is not known of this model; give null_label=LABEL, its number of classes")
     both = model(torch.cat([x, x]), torch.cat([t, t]), torch.cat([y, torch.full_like(y, null_label)]))
-    both = both.to(
-        torch.promote_types(both.dtype, torch.float32)
-    )  # bfloat16 would round the scale itself: 1.3 to 1.297
+    both = both.to(torch.promote_types(both.dtype, torch.float32))  # bfloat16 would round the scale: 1.3 to 1.297
     conditional, none = both.chunk(2)
     first = min(x.shape[1], channels or x.shape[1])
     factor = torch.full_like(t, scale, dtype=both.dtype).where(acts, 1.0)[:, None, None, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -31,14 +31,18 @@ class SampleSheets:
     folder: Path
     every: int
     images: int
+    _drawn: Path | None = field(default=None, init=False)
 
     def __call__(self, epoch: int, last: bool = False) -> Path | None:
-        """Draw the sheet of an epoch (from 1) if one is due; ``last`` draws it in any case."""
+        """Draw the sheet of an epoch (from 1) if one is due; ``last`` wants it in any case, but draws it once."""
         if not last and (not self.every or epoch % self.every):
             return None
         labels = torch.arange(self.images) % len(self.classes)
         path = self.folder / FOLDER / f"epoch-{epoch:04d}.png"
+        if path == self._drawn and path.exists():
+            return path
         path.parent.mkdir(exist_ok=True)
         images = self.generate(labels, range(self.images))
         save_sheet(images.numpy(), labels.tolist(), self.classes, path, f"{self.folder.name}, epoch {epoch}")
+        self._drawn = path
         return path
