@@ -39,7 +39,7 @@ def test_pixels_are_images():
         20,
     )
     assert pixels.decode(torch.tensor([[[[-3.0, 0.5, 2.0]]]])).flatten().tolist() == [-1, 0.5, 1]
-    assert pixels.describe() == {"codec": "pixels", "channels": 3}
+    assert pixels.describe() == {"codec": "pixels", "autoencoder": None, "channels": 3}
 
 
 def test_latents_are_drawn_from_the_posterior_and_scaled_once(autoencoder):
@@ -120,9 +120,10 @@ def test_nothing_of_it_learns(autoencoder):
 
 def test_scale_given_or_own(folder, tmp_path):
     assert load_autoencoder(folder).scale == SCALE and load_autoencoder(folder, 0.3).scale == 0.3
-    facts = load_autoencoder(folder, 0.3).describe()
-    assert facts == {
-        "codec": "autoencoder", "autoencoder": str(folder), "channels": 4, "factor": 2, "scale": 0.3, "shift": SHIFT
+    codec = load_autoencoder(folder, 0.3)
+    assert codec.describe() == {
+        "codec": "autoencoder", "autoencoder": str(folder), "autoencoder_sha256": codec.digest(), "channels": 4,
+        "factor": 2, "scale": 0.3, "shift": SHIFT,
     }  # fmt: skip
     assert load_autoencoder(tiny_autoencoder(tmp_path / "none")).shift == 0
     with pytest.raises(ValueError, match="scale=0.0 of the latents must be positive"):

@@ -371,6 +371,14 @@ def test_refused(process, options, words):
         Sampler(process, **{"name": "ddim", "steps": 10, **options})
 
 
+def test_a_network_of_low_precision_costs_no_digits_of_the_formulas():
+    """What it gives is taken as it is, and no sum is formed in bfloat16."""
+    network = toy(True)
+    low, wide = (lambda x, t, y: network(x, t, y).bfloat16()), (lambda x, t, y: network(x, t, y).bfloat16().float())
+    sampler = Sampler(GaussianDiffusion(), "ddpm", 5)
+    assert torch.equal(draw(sampler, low), draw(sampler, wide))
+
+
 def test_dpmsolver_without_diffusers(monkeypatch):
     monkeypatch.setattr("vit3.diffusion.samplers.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="sampler='dpmsolver' needs diffusers: pip install"):

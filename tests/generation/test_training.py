@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +14,15 @@ from vit3.tools import train as tool
 from tests.engine.test_resume import content
 from tests.processes import run_processes
 from tests.toy import CPU, compose_config, configured
-from vit3.build import build_network
+from vit3.build import build_network, build_sheets
+from vit3.build.generator import build_process
 from vit3.engine.checkpoint import load_checkpoint
 from vit3.engine.update import Updater
 from vit3.errors import UserError
+from vit3.tasks import DiffusionTask
 
 CLASSES = tuple("0123456789")
+TINY = "++model.kwargs={patch_size: 2, embed_dim: 16, depth: 1, num_heads: 2}"
 
 
 def configuration(output: Path, *overrides: str):
@@ -28,7 +32,7 @@ def configuration(output: Path, *overrides: str):
         "recipe=dit3_digits", f"output={output}", "name=run", "resume=auto", "engine.device=cpu", "engine.epochs=2",
         "engine.batch_size=16", f"engine.max_per_process={share}", "engine.steps_per_epoch=3", "engine.ema_decay=0.9",
         "engine.save_minutes=0.005", "optim.warmup_epochs=0", "logger.every=1", "engine.threads=1",
-        "++model.kwargs={patch_size: 2, embed_dim: 16, depth: 1, num_heads: 2}", "diffusion.sheet.every=1",
+        TINY, "diffusion.sheet.every=1",
         "diffusion.sheet.images=10", "diffusion.sheet.steps=2", *overrides,
     )  # fmt: skip
 
@@ -71,6 +75,17 @@ def test_killed_and_resumed_is_bit_equal(tmp_path, world_size):
         assert all(torch.equal(value, same[key]) for key, value in moments.items())
     sheets = [folder / "sheets" / "epoch-0002.png" for folder in (tmp_path / "run", tmp_path / "straight" / "run")]
     assert sheets[0].read_bytes() == sheets[1].read_bytes()
+
+
+def test_a_sharded_network_has_no_sheets(tmp_path, monkeypatch):
+    """The main process draws alone, and would wait for the other processes' shares of the weights for ever."""
+    cfg = configured("recipe=dit3_digits", TINY)
+    model, codec = build_network(cfg, CLASSES, CPU.device)
+    task = DiffusionTask(model, build_process(cfg.diffusion), codec, device=CPU.device, verbose=False)
+    trainer = SimpleNamespace(task=task, processes=CPU)
+    assert build_sheets(cfg, trainer, CLASSES, tmp_path) is not None
+    monkeypatch.setattr("vit3.build.generator.is_sharded", lambda network: network is model)
+    assert build_sheets(cfg, trainer, CLASSES, tmp_path) is None
 
 
 def test_a_run_leaves(tmp_path):
@@ -131,7 +146,7 @@ def test_what_is_learnt_is_said(overrides, place):
 @pytest.mark.parametrize("classes", [1, 10, 1000])
 def test_null_label(classes):
     """The label for no class comes after all classes (R20)."""
-    cfg = configured("recipe=dit3_digits", "++model.kwargs={patch_size: 2, embed_dim: 16, depth: 1, num_heads: 2}")
+    cfg = configured("recipe=dit3_digits", TINY)
     model, codec = build_network(cfg, [str(i) for i in range(classes)], CPU.device)
     assert model.null_label == classes and model.y_embedder.embedding_table.num_embeddings == classes + 1
     assert model.img_size == codec.grid((8, 8)) == (8, 8)

@@ -60,6 +60,20 @@ def test_loss_is_the_mean_of_the_process(learn_sigma):
     assert model.factor.grad.abs() > 0
 
 
+def test_noise_is_added_to_what_the_codec_makes():
+    class Twice(Pixels):
+        def encode(self, images):
+            return 2 * images + 3
+
+    task, _ = made(0.1)
+    images, labels = torch.randn(6, 1, 4, 4), torch.arange(6)
+    torch.manual_seed(3)
+    wanted = task(2 * images + 3, labels)
+    task.codec = Twice(1)
+    torch.manual_seed(3)
+    assert torch.equal(task(images, labels)["loss"], wanted["loss"])
+
+
 def test_times_are_spread():
     task, model = made()
     task(torch.zeros(4000, 1, 1, 1), torch.zeros(4000, dtype=torch.long))

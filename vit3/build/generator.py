@@ -25,6 +25,7 @@ from vit3.diffusion.samplers import Sampler
 from vit3.engine.checkpoint import load_checkpoint, update_checkpoints
 from vit3.engine.distributed import Processes
 from vit3.engine.precision import autocast
+from vit3.engine.sharding import is_sharded
 from vit3.engine.train import Trainer
 from vit3.errors import UserError
 from vit3.generation.during import SampleSheets
@@ -197,7 +198,7 @@ class Generator:
 def build_sheets(cfg: TrainConfig, trainer: Trainer, classes: tuple[str, ...], run: Path) -> SampleSheets | None:
     """What draws sheets of samples during training, by the averaged weights where there are some.
 
-    None where nothing can make images of the latents.
+    None where nothing can make images of the latents, and where the network is sharded.
 
     Raises:
         UserError: a sampler that does not fit the process.
@@ -215,6 +216,11 @@ def build_sheets(cfg: TrainConfig, trainer: Trainer, classes: tuple[str, ...], r
     )
     if isinstance(task.codec, Moments) and task.codec.autoencoder is None:
         logger.info("no sheets of samples: set diffusion.autoencoder=FOLDER_OR_NAME, which made the latents, for them")
+        return None
+    if is_sharded(
+        task.get_eval_model()
+    ):  # the main process draws alone, and would wait for the others' shares for ever
+        logger.info("no sheets of samples with engine.parallel=fsdp; tools/sample.py draws from the checkpoints")
         return None
     return SampleSheets(generator.generate, classes, run, sheet.every, sheet.images)
 
