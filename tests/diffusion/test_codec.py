@@ -39,7 +39,7 @@ def test_pixels_are_images():
         20,
     )
     assert pixels.decode(torch.tensor([[[[-3.0, 0.5, 2.0]]]])).flatten().tolist() == [-1, 0.5, 1]
-    assert pixels.describe() == {"codec": "pixels", "channels": 3}
+    assert pixels.describe() == {"codec": "pixels", "autoencoder": None, "channels": 3}
 
 
 def test_latents_are_drawn_from_the_posterior_and_scaled_once(autoencoder):
@@ -82,6 +82,7 @@ def test_moments_take_what_the_autoencoder_says(autoencoder):
     codec = Moments(4, None, autoencoder)
     assert (codec.scale, codec.shift) == (SCALE, SHIFT)
     assert codec.describe()["autoencoder"] == autoencoder.place and codec.describe()["shift"] == SHIFT
+    assert Moments(4, 0.5, weights="abc").describe()["autoencoder_sha256"] == "abc"
     alone = Moments(4, 0.5)
     assert (alone.shift, alone.grid([6, 10]), alone.pixels([6, 10])) == (0, (6, 10), (6, 10))
     with pytest.raises(ValueError, match="scale of the latents is not known"):
