@@ -164,7 +164,7 @@ def describe_diffusion(cfg: TrainConfig) -> str:
     """The line on what a generator learns."""
     d = cfg.diffusion
     of = f"{d.steps} steps, {d.betas} schedule" if d.process == "ddpm" else f"{d.time_sampling} times"
-    place = "pixels" if d.autoencoder is None and cfg.data.name != "latents" else f"latents of {d.autoencoder}"
+    place = f"latents of {d.autoencoder}" if d.autoencoder else "latents" if cfg.data.name == "latents" else "pixels"
     return (
         f"diffusion    {d.process}, {of}, {'learned' if d.learn_sigma else 'fixed'} variance, in {place}; "
         f"{d.label_drop:.0%} of the labels dropped"
@@ -227,6 +227,7 @@ def finish_generator(run: RunFolder, pictures: Pictures, trainer: Trainer, summa
         f"weights      {run / FOLDER}\n"
         f"pictures     {run / 'curves.png'}{', samples.png' if pictures.sheets else ''}\n"
         f"sample       python tools/sample.py checkpoint={run.path} n=500"
+        f"{'' if pictures.sheets else ' autoencoder=FOLDER_OR_NAME'}"
     )
 
 

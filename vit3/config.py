@@ -321,7 +321,7 @@ _CHOICES = {
 }
 
 # Lists of positive numbers: how many
-_LENGTHS = {"data.img_size": 2, "augment.scale": 2, "augment.ratio": 2, "optim.betas": 2}
+_LENGTHS = {"data.img_size": 2, "img_size": 2, "augment.scale": 2, "augment.ratio": 2, "optim.betas": 2}
 
 # key: (lowest, highest) allowed, both included; None = no bound
 _RANGES = {
@@ -497,7 +497,9 @@ def check_values(run, choices: Mapping[str, tuple], ranges: Mapping[str, tuple],
 
     for key, length in lengths.items():
         value = _look_up(run, key)
-        if value is not _ABSENT and (len(value) != length or not all(v > 0 for v in value)):
+        if value is _ABSENT or value is None:
+            continue
+        if len(value) != length or not all(v > 0 for v in value):
             raise UserError(f"{key}={value} is not allowed; it must be a list of {length} positive numbers")
 
 
