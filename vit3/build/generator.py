@@ -310,7 +310,7 @@ def build_trained_generator(
 def _warn_of_other_weights(now: dict[str, Any], before: dict[str, Any], place: str | None) -> None:
     """Say that the autoencoder is not that of the training: no refusal, for its decoder alone may be another."""
     key = "autoencoder_sha256"
-    if now.get(key) != before.get(key):
+    if before.get(key) and now.get(key) != before[key]:  # older checkpoints of cached latents do not know it
         logger.warning(
             "autoencoder=%s has other weights (SHA-256 %.12s…) than the one of the training (%.12s…): images are right "
             "only where both have the same encoder", place, now.get(key), before.get(key)
