@@ -229,6 +229,7 @@ def finish_generator(run: RunFolder, pictures: Pictures, trainer: Trainer, summa
         f"weights      {run / FOLDER}\n"
         f"pictures     {run / 'curves.png'}{', samples.png' if pictures.sheets else ''}\n"
         f"sample       python tools/sample.py checkpoint={run.path} n=500"
+        f"{'' if pictures.sheets else ' autoencoder=FOLDER_OR_NAME'}"
     )
 
 

@@ -82,6 +82,7 @@ def test_moments_take_what_the_autoencoder_says(autoencoder):
     codec = Moments(4, None, autoencoder)
     assert (codec.scale, codec.shift) == (SCALE, SHIFT)
     assert codec.describe()["autoencoder"] == autoencoder.place and codec.describe()["shift"] == SHIFT
+    assert Moments(4, 0.5, weights="abc").describe()["autoencoder_sha256"] == "abc"
     alone = Moments(4, 0.5)
     assert (alone.shift, alone.grid([6, 10]), alone.pixels([6, 10])) == (0, (6, 10), (6, 10))
     with pytest.raises(ValueError, match="scale of the latents is not known"):

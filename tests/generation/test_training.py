@@ -113,6 +113,7 @@ def test_a_run_leaves(tmp_path):
         (["augment.mixup=0.8"], "augment.mixup, cutmix and smoothing mix labels"),
         (["model.drop_path_rate=0.1"], "model.drop_path_rate=0.1 means nothing to dit3_s_2"),
         (["diffusion.process=flow"], "diffusion.learn_sigma=true means nothing to diffusion.process=flow"),
+        (["diffusion.sheet.sampler=euler"], r"^diffusion\.sheet\.sampler='euler' does not draw from"),
         (["++model.kwargs.depht=1"], "model.kwargs.depht is no argument of dit3_s_2; did you mean depth"),
         (["++model.kwargs.num_heads=5"], "model dit3_s_2 cannot be built"),
     ],
@@ -120,6 +121,7 @@ def test_a_run_leaves(tmp_path):
 def test_refused(tmp_path, overrides, sentence):
     with pytest.raises(UserError, match=sentence):
         tool.train(configuration(tmp_path, *overrides))
+    assert not list(tmp_path.iterdir())  # a folder that is left would refuse the command once it is right
 
 
 def test_a_generator_needs_its_task():

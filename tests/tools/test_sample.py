@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,13 +119,41 @@ def test_another_set_of_that_name_is_refused(run, tmp_path, change, sentence):
 
 
 def test_refusals(run, tmp_path):
-    with pytest.raises(UserError, match="no such checkpoint"):
+    with pytest.raises(UserError, match="nowhere: no such checkpoint; give a run folder of tools/train.py"):
         sample(tmp_path / "nowhere", tmp_path)
     state = load_checkpoint(update_checkpoints(run)[0])
     state["config"] = OmegaConf.to_container(compose_config())
     save_checkpoint(state, tmp_path / "c.pt")
-    with pytest.raises(UserError, match="c.pt holds the classifier vit3_"):
+    with pytest.raises(UserError, match="c.pt holds the classifier vit3_.*; give one of task=diffusion"):
         sample(tmp_path / "c.pt", tmp_path)
+    for change in ("sampling.sampler=euler", "sampling.steps=1001", "sampling.guidance_interval=[0.8,0.2]"):
+        with pytest.raises(UserError, match=rf"^{change.split('=')[0]}="):  # the key by which it is changed
+            sample(run, tmp_path, change)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(run, tmp_path, caplog):
+    copied = Path(shutil.copytree(run, tmp_path / "copied"))
+    (copied / "checkpoints" / "update-99999999-00001-000000000.pt").write_bytes(b"half")
+    sample(copied, tmp_path, "n=1", "npz=false", "sheet=0")
+    assert Path(settings(tmp_path)["checkpoint"]["path"]).name == update_checkpoints(run)[0].name
+    assert "99999999" in caplog.text
+
+
+@pytest.mark.parametrize(("change", "sentence"), [("[8]", "img_size="), ("[0,8]", "img_size=")])
+def test_sizes_that_are_none(run, tmp_path, change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        sample(run, tmp_path, f"img_size={change}")
+
+
+def test_another_autoencoder_than_that_of_the_training_is_named(run, tmp_path, caplog):
+    state = load_checkpoint(run)
+    state["codec"]["autoencoder_sha256"] = "abc"
+    save_checkpoint(state, tmp_path / "other.pt")
+    sample(tmp_path / "other.pt", tmp_path, "n=1", "npz=false", "sheet=0")
+    assert "has other weights" in caplog.text
+    caplog.clear()
+    sample(run, tmp_path, "n=1", "npz=false", "sheet=0", "name=same")
+    assert "has other weights" not in caplog.text
 
 
 def test_default_name(run, tmp_path):

@@ -22,7 +22,7 @@ from vit3.data.latent_shards import read_index
 from vit3.diffusion import GaussianDiffusion, RectifiedFlow
 from vit3.diffusion.codec import Autoencoder, Moments, Pixels, load_autoencoder
 from vit3.diffusion.samplers import Sampler
-from vit3.engine.checkpoint import load_checkpoint, update_checkpoints
+from vit3.engine.checkpoint import load_checkpoint, newest_checkpoint
 from vit3.engine.distributed import Processes
 from vit3.engine.precision import autocast
 from vit3.engine.sharding import is_sharded
@@ -128,7 +128,7 @@ def build_codec(
         raise UserError("the run learnt from cached latents; to draw images set autoencoder=FOLDER_OR_NAME, which made "
                         "them")  # fmt: skip
     if d.autoencoder is None:
-        return Moments(facts["channels"], scale, shift=facts["shift"])
+        return Moments(facts["channels"], scale, shift=facts["shift"], weights=facts["weights"])
     try:
         autoencoder = load_autoencoder(d.autoencoder, scale, device, key="diffusion.autoencoder")
     except UserError as error:
@@ -140,19 +140,24 @@ def build_codec(
     return Moments(autoencoder.channels, None, autoencoder)
 
 
-def build_sampler(cfg: SamplingConfig, process: GaussianDiffusion | RectifiedFlow) -> Sampler:
+def build_sampler(cfg: SamplingConfig, process: GaussianDiffusion | RectifiedFlow, key: str = "sampling") -> Sampler:
     """How images are drawn.
+
+    Args:
+        key: what the user calls ``cfg``, for the sentences.
 
     Raises:
         UserError: a sampler that does not fit the process, or values that it refuses.
     """
     interval = tuple(cfg.guidance_interval)
     if len(interval) != 2 or not 0 <= interval[0] <= interval[1] <= 1:
-        raise UserError(f"guidance_interval={list(interval)} must be two times from 0 (image) to 1 (noise), in order")
+        raise UserError(
+            f"{key}.guidance_interval={list(interval)} must be two times from 0 (image) to 1 (noise), in order"
+        )
     try:
         return Sampler(process, cfg.sampler, cfg.steps, cfg.guidance, cfg.guidance_channels or None, interval)
     except (ValueError, ModuleNotFoundError) as error:
-        raise UserError(f"sampler={cfg.sampler} steps={cfg.steps}: {error}") from error
+        raise UserError(f"{key}.{error}") from error
 
 
 @dataclass(frozen=True)
@@ -207,7 +212,7 @@ def build_sheets(cfg: TrainConfig, trainer: Trainer, classes: tuple[str, ...], r
     generator = Generator(
         model=unwrap_model(task.get_eval_model(ema=task.has_ema())),
         codec=task.codec,
-        sampler=build_sampler(sheet, task.process),
+        sampler=build_sampler(sheet, task.process, "diffusion.sheet"),
         classes=classes,
         img_size=task.codec.pixels(_grid(cfg, task.codec)),
         seed=cfg.engine.seed,
@@ -273,15 +278,22 @@ def build_trained_generator(
         UserError: no such checkpoint, weights that are not there, a classifier, or settings that do not fit.
     """
     path = Path(options.checkpoint)
-    if path.is_dir() and update_checkpoints(path):
-        path = update_checkpoints(path)[0]
-    state = load_checkpoint(path)
+    path, state = newest_checkpoint(path) if path.is_dir() else (path, load_checkpoint(path))
     cfg: TrainConfig = typed(complete(state["config"]), TrainConfig)
     if cfg.diffusion is None:
-        raise UserError(f"checkpoint={options.checkpoint} holds the classifier {cfg.model.name}, which draws no images")
+        raise UserError(
+            f"checkpoint={options.checkpoint} holds the classifier {cfg.model.name}, which draws no images; give one "
+            "of task=diffusion"
+        )
     cfg.model.pretrained, cfg.model.checkpoint = False, None  # the weights are in this checkpoint
     cfg.diffusion.autoencoder = options.autoencoder or cfg.diffusion.autoencoder
     codec = build_codec(cfg, processes.device, drawing=True, scale=state["codec"].get("scale"))
+    _warn_of_other_weights(codec.describe(), state["codec"], cfg.diffusion.autoencoder)
+    img_size = tuple(options.img_size or codec.pixels(_grid(cfg, codec)))
+    try:
+        codec.grid(img_size)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     model = build_generator(cfg, state["classes"], codec)
     kinds = [kind for kind, key in (("ema", "state_dict_ema"), ("raw", "state_dict")) if key in state]
     kind = kinds[0] if options.weights == "auto" else chosen_weights(state, options.weights, path)
@@ -291,7 +303,7 @@ def build_trained_generator(
         codec=codec,
         sampler=build_sampler(_filled(options.sampling, cfg.diffusion.sheet), build_process(cfg.diffusion)),
         classes=tuple(state["classes"]),
-        img_size=tuple(options.img_size or codec.pixels(_grid(cfg, codec))),
+        img_size=img_size,
         seed=options.seed,
         device=processes.device,
         amp=options.amp,
@@ -299,6 +311,16 @@ def build_trained_generator(
         weights=kind,
         saved=saved_when(state),
     )
+
+
+def _warn_of_other_weights(now: dict[str, Any], before: dict[str, Any], place: str | None) -> None:
+    """Say that the autoencoder is not that of the training: no refusal, for its decoder alone may be another."""
+    key = "autoencoder_sha256"
+    if before.get(key) and now.get(key) != before[key]:  # older checkpoints of cached latents do not know it
+        logger.warning(
+            "autoencoder=%s has other weights (SHA-256 %.12s…) than the one of the training (%.12s…): images are right "
+            "only where both have the same encoder", place, now.get(key), before.get(key)
+        )  # fmt: skip
 
 
 def _filled(asked: SamplingConfig, of_run: SamplingConfig) -> SamplingConfig:

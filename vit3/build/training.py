@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vit3.build.data import Derived, build_eval_loader, build_train_loader, derive, mixes
-from vit3.build.generator import build_process
+from vit3.build.generator import build_process, build_sampler
 from vit3.build.model import frozen_modules
 from vit3.config import TrainConfig
 from vit3.data import (
@@ -60,7 +60,9 @@ def build_task(
     plain = dict(device=processes.device, verbose=False)
     options = dict(criterion_kwargs=loss, **plain)
     if cfg.task.name == "diffusion":
-        task = DiffusionTask(model, build_process(cfg.diffusion), codec, cfg.diffusion.label_drop, **plain)
+        process = build_process(cfg.diffusion)
+        build_sampler(cfg.diffusion.sheet, process, "diffusion.sheet")  # refused before there is a run folder
+        task = DiffusionTask(model, process, codec, cfg.diffusion.label_drop, **plain)
     elif cfg.task.name == "mesa":
         if derived.ema_decay is None:
             raise UserError("task=mesa learns from the moving average; set engine.ema_decay (0.9996 in the recipes)")

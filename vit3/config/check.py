@@ -126,7 +126,9 @@ def check_values(run, choices: Mapping[str, tuple], ranges: Mapping[str, tuple],
 
     for key, length in lengths.items():
         value = _look_up(run, key)
-        if value is not _ABSENT and (len(value) != length or not all(v > 0 for v in value)):
+        if value is _ABSENT or value is None:
+            continue
+        if len(value) != length or not all(v > 0 for v in value):
             raise UserError(f"{key}={value} is not allowed; it must be a list of {length} positive numbers")
 
 

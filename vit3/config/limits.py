@@ -26,7 +26,7 @@ CHOICES = {
 }
 
 # Lists of positive numbers: how many
-LENGTHS = {"data.img_size": 2, "augment.scale": 2, "augment.ratio": 2, "optim.betas": 2}
+LENGTHS = {"data.img_size": 2, "img_size": 2, "augment.scale": 2, "augment.ratio": 2, "optim.betas": 2}
 
 # key: (lowest, highest) allowed, both included; None = no bound
 RANGES = {

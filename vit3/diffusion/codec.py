@@ -142,7 +142,8 @@ class Moments:
     Args:
         channels: of the latents, half of those of the moments.
         scale, shift: as of :class:`Autoencoder`; None takes the autoencoder's.
-        autoencoder: what made them, for images; None if none are asked for.
+        autoencoder: what made them, for images; None if none are asked for. weights: SHA-256 of its weights, for
+            reports, where it is not there.
 
     Raises:
         ValueError: neither scale nor autoencoder, or latents of other channels than the autoencoder's.
@@ -150,13 +151,13 @@ class Moments:
 
     def __init__(
         self, channels: int, scale: float | None = None, autoencoder: Autoencoder | None = None, *,
-        shift: float | None = None,
+        shift: float | None = None, weights: str | None = None,
     ):  # fmt: skip
         if scale is None and autoencoder is None:
             raise ValueError("scale of the latents is not known; give scale=FACTOR, or the autoencoder that made them")
         if autoencoder is not None and autoencoder.channels != channels:
             raise ValueError(f"channels={channels} of latents are not the {autoencoder.channels} of the autoencoder")
-        self.channels, self.autoencoder = channels, autoencoder
+        self.channels, self.autoencoder, self.weights = channels, autoencoder, weights
         self.scale = autoencoder.scale if scale is None else scale
         self.shift = getattr(autoencoder, "shift", 0.0) if shift is None else shift
 
@@ -195,7 +196,7 @@ class Moments:
         if self.autoencoder is not None:  # where latents come from changes nothing in what is drawn
             return {**self.autoencoder.describe(), "scale": self.scale, "shift": self.shift}
         facts = {"channels": self.channels, "scale": self.scale, "shift": self.shift}
-        return {"codec": "moments", "autoencoder": None, **facts}
+        return {"codec": "moments", "autoencoder": None, "autoencoder_sha256": self.weights, **facts}
 
 
 def load_autoencoder(

@@ -56,9 +56,9 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if path.is_dir():
-        return _newest(path)[1]
+        return newest_checkpoint(path)[1]
     if not path.is_file():
-        raise UserError(f"{path}: no such checkpoint")
+        raise UserError(f"{path}: no such checkpoint; give a run folder of tools/train.py, or a checkpoint in one")
     try:
         damaged = zipfile.ZipFile(path).testzip()
         state = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
@@ -167,11 +167,11 @@ def checkpoint_to_resume(resume: str | None, output: str, name: str | None) -> s
         if name is None:
             raise UserError("resume=auto needs name=NAME, the run folder below output to continue or to start")
         folder = Path(output) / name
-        return str(_newest(folder)[0]) if update_checkpoints(folder) else None
+        return str(newest_checkpoint(folder)[0]) if update_checkpoints(folder) else None
     path = Path(resume)
     if not path.exists():
         raise UserError(f"resume={resume}: no such run folder or checkpoint; resume=auto name=NAME starts one")
-    return str(_newest(path)[0] if path.is_dir() else path)
+    return str(newest_checkpoint(path)[0] if path.is_dir() else path)
 
 
 def run_of(checkpoint: Path) -> Path:
@@ -179,8 +179,12 @@ def run_of(checkpoint: Path) -> Path:
     return checkpoint.parent.parent if checkpoint.parent.name == FOLDER else checkpoint.parent
 
 
-def _newest(run: Path) -> tuple[Path, dict[str, Any]]:
-    """The newest whole checkpoint of a run folder and its content."""
+def newest_checkpoint(run: Path) -> tuple[Path, dict[str, Any]]:
+    """The newest whole checkpoint of a run folder and its content; damaged ones are named in a warning.
+
+    Raises:
+        UserError: none is whole.
+    """
     for path in update_checkpoints(run):
         try:
             return path, load_checkpoint(path)
