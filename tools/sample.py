@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from vit3.build.generator import build_trained_generator
+from vit3.build import build_trained_generator
 from vit3.cli import run_tool, stored_config
 from vit3.config import SampleConfig, typed
 from vit3.engine.checkpoint import run_of

@@ -84,7 +84,7 @@ def test_a_sharded_network_has_no_sheets(tmp_path, monkeypatch):
     task = DiffusionTask(model, build_process(cfg.diffusion), codec, device=CPU.device, verbose=False)
     trainer = SimpleNamespace(task=task, processes=CPU)
     assert build_sheets(cfg, trainer, CLASSES, tmp_path) is not None
-    monkeypatch.setattr("vit3.build.generator.is_sharded", lambda network: network is model)
+    monkeypatch.setattr("vit3.build.sampling.is_sharded", lambda network: network is model)
     assert build_sheets(cfg, trainer, CLASSES, tmp_path) is None
 
 

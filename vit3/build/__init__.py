@@ -9,9 +9,10 @@ from vit3.build.data import (
     check_data_config,
     derive,
 )
-from vit3.build.generator import build_network, build_sheets, build_trained_generator
+from vit3.build.generator import build_network
 from vit3.build.model import build_model, frozen_modules
 from vit3.build.outline import as_latents
+from vit3.build.sampling import build_sheets, build_trained_generator
 from vit3.build.trained import Trained, build_trained
 from vit3.build.training import (
     build_optimizer,

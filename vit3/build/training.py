@@ -18,8 +18,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from vit3.build.data import Derived, build_eval_loader, build_train_loader, derive, mixes
-from vit3.build.generator import build_process, build_sampler
+from vit3.build.generator import build_process
 from vit3.build.model import frozen_modules
+from vit3.build.sampling import build_sampler
 from vit3.config import TrainConfig
 from vit3.data import (
     BatchPlan,

@@ -22,7 +22,7 @@ class SampleSheets:
     """Draws ``sheets/epoch-0010.png`` and so on.
 
     Attributes:
-        generate: (labels, numbers) to uint8 images (n, H, W, C), see :class:`vit3.build.generator.Generator`.
+        generate: (labels, numbers) to uint8 images (n, H, W, C), see :class:`vit3.generation.generator.Generator`.
         classes: names in label order. folder: of the run. every: epochs between sheets, 0 for none. images: on a sheet.
     """
 

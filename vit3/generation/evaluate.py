@@ -58,14 +58,14 @@ class TestLoss:
                     if stop is not None and processes.total(float(stop())):
                         return None
                     own = target[:left] >= 0  # others could not be decoded
-                    numbers = [processes.rank + processes.world_size * (count + i) for i in range(len(target[:left]))]
+                    numbers = [processes.rank + processes.world_size * (count + i) for i in range(len(target))]
                     count += len(target)
                     left = None if left is None else max(0, left - len(target))
-                    if own.any():
-                        losses = self._losses(model, images[: len(own)], target[: len(own)], numbers, processes, amp)
-                        sums["images"] = sums.get("images", 0) + int(own.sum())
-                        for name, value in losses.items():
-                            sums[name] = sums.get(name, 0.0) + float(value[own].double().sum())
+                    # also where nothing counts: a sharded network needs all processes
+                    losses = self._losses(model, images, target.clamp(min=0), numbers, processes, amp)
+                    sums["images"] = sums.get("images", 0) + int(own.sum())
+                    for name, value in losses.items():
+                        sums[name] = sums.get(name, 0.0) + float(value[: len(own)][own].double().sum())
                     advance(len(images) * processes.world_size)
         finally:
             model.train(was_training)
@@ -88,7 +88,7 @@ class TestLoss:
     def _means(sums: dict[str, float], processes: Processes) -> dict[str, float]:
         if processes.distributed:
             shares: list = [None] * processes.world_size
-            dist.all_gather_object(shares, sums)  # a process without images knows no names
-            sums = {name: sum(share.get(name, 0.0) for share in shares) for name in {n for s in shares for n in s}}
+            dist.all_gather_object(shares, sums)
+            sums = {name: sum(share[name] for share in shares) for name in sums}
         images = sums.pop("images")
         return {name: total / images for name, total in sorted(sums.items())}
