@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The study of docs/generation.md on digits: recipe=dit3_digits, its twin without inner step and its softmax twin, three
-# seeds each; trained, sampled, and scored by a classifier that it trains first.
+# seeds each, and the first two once more with three blocks; trained, sampled, scored by a classifier that it trains first.
 #   bash scripts/study_generation.sh [OUTPUT] [SEEDS] [AT_ONCE]      # default: runs "0 1 2" 2; about an hour on two cores
 # Stop it at any time; the same command goes on with what is missing. Needs pip install -e '.[gen]'.
 set -euo pipefail
@@ -26,6 +26,9 @@ one() { # NAME SEED [KEY=VALUE ...]
 }
 export -f one
 
-for seed in $seeds; do
-  printf '%s\n' "trained $seed" "no_update $seed inner.epochs=0" "softmax $seed mixer=softmax"
-done | xargs -P "$at_once" -I{} bash -c 'set -euo pipefail; one {}'
+{
+  for seed in $seeds; do
+    printf '%s\n' "trained $seed" "no_update $seed inner.epochs=0" "softmax $seed mixer=softmax"
+  done
+  printf '%s\n' "deep 0 model.kwargs.depth=3" "deep_no_update 0 model.kwargs.depth=3 inner.epochs=0"
+} | xargs -P "$at_once" -I{} bash -c 'set -euo pipefail; one {}'

@@ -114,6 +114,8 @@ DIGITS = {
     "trained": "DiT³, as in the recipe",
     "no_update": "without inner step (`inner.epochs=0`)",
     "softmax": "softmax attention (`mixer=softmax`)",
+    "deep": "DiT³ of three blocks (`model.kwargs.depth=3`)",
+    "deep_no_update": "the same without inner step",
 }
 
 
@@ -122,7 +124,7 @@ def digits_table() -> str:
     lines = ["| network | Fréchet distance, by seed | mean | agreement | precision | recall | test loss | parameters |",
              "|---" * 8 + "|"]  # fmt: skip
     for name, title in DIGITS.items():
-        folders = sorted((ROOT / "docs" / "generation").glob(f"{name}-*"))
+        folders = sorted((ROOT / "docs" / "generation").glob(f"{name}-[0-9]*"))
         reports = [json.loads((folder / "scores.json").read_text())["scores"] for folder in folders]
         runs = [json.loads((folder / "summary.json").read_text()) for folder in folders]
         mean = {key: sum(report[key] for report in reports) / len(reports) for key in reports[0]}
