@@ -7,6 +7,7 @@ import os
 import pytest
 
 from tests.toy import CONFIGS
+from vit3 import cli
 from vit3.arguments import check_arguments
 from vit3.config import TrainConfig
 from vit3.errors import UserError
@@ -66,3 +67,10 @@ def test_the_slurm_preset_composes():
         overrides = ["hydra/launcher=slurm", "hydra.launcher.gpus_per_node=4"]
         cfg = compose("train", overrides, return_hydra_config=True)
     assert cfg.hydra.launcher._target_.endswith("SlurmLauncher") and cfg.hydra.launcher.tasks_per_node == 4
+
+
+@pytest.mark.parametrize("others", [[], ["recipe=dit3_digits", "diffusion=none"]])
+def test_a_key_of_diffusion_needs_one(others):
+    with pytest.raises(UserError, match="diffusion.steps means nothing to a classifier; add task=diffusion and"):
+        cli._check_diffusion([*others, "diffusion.steps=3"], "train", CONFIGS)
+    cli._check_diffusion(["recipe=dit3_digits", "diffusion.steps=3"], "train", CONFIGS)

@@ -125,6 +125,8 @@ def digits_table() -> str:
              "|---" * 8 + "|"]  # fmt: skip
     for name, title in DIGITS.items():
         folders = sorted((ROOT / "docs" / "generation").glob(f"{name}-[0-9]*"))
+        if not folders:
+            continue
         reports = [json.loads((folder / "scores.json").read_text())["scores"] for folder in folders]
         runs = [json.loads((folder / "summary.json").read_text()) for folder in folders]
         mean = {key: sum(report[key] for report in reports) / len(reports) for key in reports[0]}

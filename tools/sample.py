@@ -66,7 +66,7 @@ def _sample(options: SampleConfig) -> None:
         if not processes.main:
             return
         wait_for_others(folder, batches, stop)
-        title = f"{path.name}, {options.n} images"
+        title = f"{path.name}: {min(options.sheet, options.n)} of {options.n} images"
         finish(folder, stop, new=bool(batches), npz=options.npz, sheet=options.sheet, title=title)
     written = ["images/"] + ["samples.npz"] * options.npz + ["sheet.png"] * bool(options.sheet)
     logger.info("%d images are in %s: %s", options.n, folder.path, ", ".join(written))

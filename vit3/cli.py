@@ -56,6 +56,7 @@ def run_tool(
         if "ablation" in known_keys(schema):
             arguments = expand_arguments(arguments, schema, configs)
         arguments = check_arguments(arguments, schema, configs)
+        _check_diffusion(arguments, config_name, configs)
         many = bool(set(arguments) & set(MULTIRUN))
         if cells and many:
             launch = Launch([a for a in arguments if a not in MULTIRUN], sys.argv[1:], schema, configs)
@@ -75,6 +76,18 @@ def run_tool(
     if "hydra/launcher" not in given:
         return start()
     _start_by_launcher(start)
+
+
+def _check_diffusion(arguments: list[str], config_name: str, configs: Path) -> None:
+    """Raise a UserError for a key of diffusion where there is none, which Hydra would say in three lines."""
+    keys = [argument.split("=")[0] for argument in arguments if argument.startswith("diffusion.")]
+    if not keys or set(arguments) & set(MULTIRUN):
+        return
+    others = [argument for argument in arguments if not argument.startswith(("diffusion.", "hydra", "-"))]
+    with initialize_config_dir(str(configs), version_base="1.3"):
+        diffusion = compose(config_name, overrides=others).get("diffusion")
+    if "process" not in (diffusion or {}):  # a recipe's values may be there
+        raise UserError(f"{keys[0]} means nothing to a classifier; add task=diffusion and diffusion=ddpm or flow")
 
 
 def run_command(action: Callable[[], None]) -> None:

@@ -353,12 +353,12 @@ def test_schedules_of_few_steps_and_cosine(name, steps):
         (
             GaussianDiffusion(),
             dict(name="euler"),
-            "sampler='euler' does not draw from a GaussianDiffusion; use one of: ddpm",
+            "sampler='euler' does not draw from ddpm; use one of: ddpm",
         ),
         (
             RectifiedFlow(),
             dict(name="ddim"),
-            "sampler='ddim' does not draw from a RectifiedFlow; use one of: euler, heun",
+            "sampler='ddim' does not draw from flow; use one of: euler, heun",
         ),
         (RectifiedFlow(), dict(name="euler", steps=0), "steps=0 of a sampler must be at least 1"),
         (GaussianDiffusion(), dict(steps=1001), "steps=1001 of a sampler must be from 1 to 1000"),

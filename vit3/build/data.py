@@ -115,6 +115,8 @@ def build_data(cfg: TrainConfig | CacheConfig) -> Data:
 
 def check_data_config(cfg: DataConfig) -> None:
     """Raise a UserError where lists do not have the length that others ask for."""
+    if cfg.name == "latents":  # which are scaled by their autoencoder's factor instead
+        return
     for key in ("mean", "std"):
         if len(getattr(cfg, key)) != cfg.in_chans:
             raise UserError(f"data.{key}={getattr(cfg, key)} must have one entry for each of in_chans={cfg.in_chans}")

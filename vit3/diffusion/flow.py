@@ -26,7 +26,7 @@ class RectifiedFlow:
         ValueError: unknown time_sampling.
     """
 
-    learn_sigma = False
+    kind, learn_sigma = "flow", False
 
     def __init__(self, time_sampling: str = "logit_normal"):
         if time_sampling not in TIME_SAMPLING:

@@ -76,6 +76,8 @@ class GaussianDiffusion:
         ValueError: unknown schedule.
     """
 
+    kind = "ddpm"
+
     def __init__(self, steps: int = 1000, betas: str = "linear", learn_sigma: bool = True):
         self.schedule, self.learn_sigma = betas, learn_sigma
         variances = noise_schedule(betas, steps)

@@ -55,8 +55,7 @@ class Sampler:
         fitting = [name for name, (process, _) in SAMPLERS.items() if isinstance(self.process, process)]
         if self.name not in fitting:
             raise ValueError(
-                f"sampler='{self.name}' does not draw from a {type(self.process).__name__}; use one of: "
-                f"{', '.join(fitting)}"
+                f"sampler='{self.name}' does not draw from {self.process.kind}; use one of: {', '.join(fitting)}"
             )
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} of a sampler must be at least 1")
