@@ -1,4 +1,4 @@
-"""What both model families share of timm's model contract: head, pooling, checkpointing, input size."""
+"""What model families share of timm's model contract: checkpointing; of classifiers also head, pooling, input size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,24 @@ from timm.models._input import update_model_input_size
 from torch import Tensor, nn
 
 
-class Backbone(nn.Module):
+class Blocks(nn.Module):
+    """A network of blocks, which can be recomputed in the backward pass."""
+
+    grad_checkpointing = False
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass: less memory, about a third more time."""
+        self.grad_checkpointing = enable
+
+    def _run(self, block: nn.Module, *inputs) -> Tensor:
+        """One block on its inputs, recomputed in the backward pass if that is asked for."""
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            return checkpoint(block, *inputs)
+        return block(*inputs)
+
+
+class Backbone(Blocks):
     """Base of the classifiers. A subclass sets ``feature_info``, builds its trunk, calls :meth:`_finish`, and
     gives ``forward_features``, ``pool``, ``forward_intermediates``, ``prune_intermediate_layers``, ``group_matcher``.
     """
@@ -20,7 +37,6 @@ class Backbone(nn.Module):
         self.num_classes, self.in_chans = num_classes, in_chans
         self.global_pool = _checked_pool(global_pool)
         self.drop_rate = drop_rate
-        self.grad_checkpointing = False
 
     def _finish(self, num_features: int) -> None:
         """Add the head and initialise all linear layers (truncated normal, std 0.02; biases zero)."""
@@ -28,11 +44,6 @@ class Backbone(nn.Module):
         self.head_drop = nn.Dropout(self.drop_rate)
         self.head = _linear_head(num_features, self.num_classes)
         self.apply(_init_linear)
-
-    @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each block in the backward pass: less memory, about a third more time."""
-        self.grad_checkpointing = enable
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
@@ -67,12 +78,6 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images (B, in_chans, H, W), of any size, to logits (B, num_classes)."""
         return self.forward_head(self.forward_features(x))
-
-    def _run(self, block: nn.Module, x: Tensor, h: int, w: int) -> Tensor:
-        """One block on tokens (B, h*w, C), recomputed in the backward pass if that is asked for."""
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            return checkpoint(block, x, h, w)
-        return block(x, h, w)
 
     def _check_image(self, x: Tensor) -> None:
         if x.ndim != 4 or x.shape[1] != self.in_chans:

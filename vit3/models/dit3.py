@@ -11,12 +11,13 @@ import sys
 from functools import partial
 
 import torch
-from timm.models import checkpoint, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from vit3.layers.embed import LabelEmbed, SinCos2d, TimeEmbed
 from vit3.layers.grid import to_map, to_tokens
 from vit3.mixers import create_mixer
+from vit3.models.backbone import Blocks
 from vit3.models.mlp import Mlp
 from vit3.models.published import build_generator
 from vit3.models.vit3 import PatchEmbed
@@ -69,7 +70,7 @@ class FinalLayer(nn.Module):
         return self.linear(modulate(self.norm_final(x), shift, scale))
 
 
-class DiT3(nn.Module):
+class DiT3(Blocks):
     """Class-conditional denoiser for images or latents of any size and aspect ratio.
 
     With ``mixer="softmax"`` and ``cpe=False`` it is DiT itself.
@@ -112,7 +113,6 @@ class DiT3(nn.Module):
         self.learn_sigma, self.out_chans = learn_sigma, in_chans * (2 if learn_sigma else 1)
         self.embed_dim = self.num_features = embed_dim
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-        self.grad_checkpointing = False
         self.x_embedder = PatchEmbed(in_chans, embed_dim, patch_size)
         self.position = SinCos2d(embed_dim)
         self.t_embedder = TimeEmbed(embed_dim)
@@ -144,11 +144,6 @@ class DiT3(nn.Module):
             nn.init.zeros_(layer.bias)
 
     @torch.jit.ignore
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each block in the backward pass: less memory, about a third more time."""
-        self.grad_checkpointing = enable
-
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Names never decayed besides 1-D tensors: none. DiT's recipe has no weight decay at all."""
         return set()
@@ -177,10 +172,7 @@ class DiT3(nn.Module):
         tokens, h, w = self.x_embedder(x)  # (B, h*w, C)
         tokens = self.position(tokens, h, w)
         for block in self.blocks:
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                tokens = checkpoint(block, tokens, c, h, w)
-            else:
-                tokens = block(tokens, c, h, w)
+            tokens = self._run(block, tokens, c, h, w)
         patches = self.final_layer(tokens, c)  # (B, h*w, P*P*out_chans)
         return self._unpatchify(patches, h, w)[..., : x.shape[-2], : x.shape[-1]]
 
