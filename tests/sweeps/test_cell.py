@@ -73,7 +73,7 @@ def test_what_may_change_a_number_is_another_cell(other):
 
 def test_code_that_decides_numbers_decides_cells(tmp_path):
     """Comments, docstrings and other rooms do not."""
-    for name in ("seeding.py", "config.py", "ops/a.py", "analysis/b.py"):
+    for name in ("seeding.py", "config/a.py", "generation/evaluate.py", "ops/a.py", "analysis/b.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('"""Doc."""\n\ndef f():\n    """Doc."""\n    return 1\n')
 
