@@ -80,7 +80,7 @@ def content(folder: Path):
     return state, lines
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_killed_at_three_moments(tmp_path, world_size):
     """In the middle of the first epoch, inside a save in the second, and right after that, between two passes."""
     name = f"x{world_size}"

@@ -43,7 +43,7 @@ def test_dynamic_sizes_of_all_stages(name):
     check_dynamic(narrow(name), backend="aot_eager")
 
 
-@families
+@pytest.mark.parametrize("name", ["vit3_tiny", pytest.param("h_vit3_tiny", marks=pytest.mark.slow)])
 def test_gradients(name):
     model = shallow(name)
     twin = copy.deepcopy(model)

@@ -38,7 +38,9 @@ def test_parameter_count(name):
     assert millions == pytest.approx(PARAMETERS[name], abs=0.005)
 
 
-@each_model
+@pytest.mark.parametrize(
+    "name", [n if "base" not in n else pytest.param(n, marks=pytest.mark.slow) for n in MODEL_NAMES]
+)
 def test_forward_and_backward(name):
     """The published network, whole: every parameter gets a finite gradient."""
     model = timm.create_model(name)

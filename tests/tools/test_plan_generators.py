@@ -77,6 +77,7 @@ def test_costs_of_a_generator_of_pixels(capsys):
     assert "8x8" in text and "latents" not in text
 
 
+@pytest.mark.slow
 def test_memory_of_a_published_recipe():
     """Without the autoencoder: what stands is the network's; and checkpointing needs less."""
     cfg = read(compose_config(*IMAGENET, "++model.kwargs.depth=2", root="plan"))
