@@ -122,7 +122,8 @@ def test_a_process_that_is_killed_hangs_no_other_and_one_goes_on(fifty, tmp_path
     assert set(range(8, 16)) <= there and not there & set(range(24, 32))
     (tmp_path / ".samples.npz.x1").touch()  # as if killed there, too
     batches = sample(tmp_path, 50, Stub())
-    assert not there & set(sum(batches, [])) and content(tmp_path) == fifty
+    assert not any(there.issuperset(batch) for batch in batches)  # the one at hand when process 0 died is drawn whole
+    assert content(tmp_path) == fifty
 
 
 def test_a_process_that_fails_is_told_by_the_others(tmp_path):
