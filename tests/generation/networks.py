@@ -55,5 +55,6 @@ def write_inception(path: Path) -> Path:
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.normal_(module.weight, std=(2 / module.weight[0].numel()) ** 0.5)
+    nn.init.normal_(network.fc.bias)  # or logits with and without it would hardly differ
     torch.save(network.state_dict(), path)
     return path

@@ -19,6 +19,7 @@ LABELS = torch.arange(29) % 3
 
 class Half(torch.nn.Module):
     def forward(self, x, t, y):
+        self.asked_in_training = self.training
         return torch.cat([0.5 * x + 0.01 * y[:, None, None, None], 0 * x], dim=1)
 
 
@@ -59,6 +60,7 @@ def test_nothing_else_changes(training):
     TestLoss(RectifiedFlow(), Pixels(2), seed=1)
     TestLoss(GaussianDiffusion(), Pixels(1), seed=1)(model, loader_of(7), CPU)
     assert model.training is training and torch.equal(torch.get_rng_state(), state)
+    assert model.asked_in_training is False  # scored as it is evaluated, whatever it was
 
 
 def share():

@@ -47,12 +47,14 @@ def both(network):
         return pixels, [network(x) for x in pixels]
 
 
-def test_outputs(network, both):
+def test_outputs(network, both, weights):
     pixels, outputs = both
     for kind, width in network.dims.items():
         assert outputs[0][kind].shape == (COUNT, width) and outputs[0][kind].dtype == torch.float32
         assert outputs[0][kind].std() > 1e-3
     assert network.dims["spatial"] == 2023
+    last = torch.load(weights, weights_only=True)["fc.weight"]  # the Inception Score takes logits without the bias
+    torch.testing.assert_close(outputs[0]["logits"], outputs[0]["features"] @ last.T, rtol=1e-4, atol=1e-3)
     with torch.inference_mode():
         alone = network(pixels[0][1:2])
     for kind, value in alone.items():  # whatever the batch
