@@ -35,7 +35,7 @@ setup(
         ],
         "det": ["pycocotools>=2.0.8"],  # detection by torchvision's detectors, without OpenMMLab
         "gen": ["diffusers>=0.35", "torch-fidelity>=0.4"],  # image generation
-        "export": ["onnx>=1.16", "onnxscript>=0.1", "onnxruntime>=1.18"],
+        "export": ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.22"],  # format=onnx of tools/export.py
         # sweeps as jobs; they run with hydra-core 1.3 on Python 3.11
         "cluster": ["hydra-submitit-launcher>=1.2,<2"],  # hydra/launcher=slurm
         "joblib": ["hydra-joblib-launcher>=1.2,<2"],  # hydra/launcher=joblib: several cells at once on this machine
@@ -63,6 +63,8 @@ setup(
             "vit3-det=vit3.tools.det:main",
             "vit3-seg=vit3.tools.seg:main",
             "vit3-convert=vit3.tools.convert:main",
+            "vit3-export=vit3.tools.export:main",
+            "vit3-predict=vit3.tools.predict:main",
             "vit3-doctor=vit3.tools.doctor:main",
             "vit3-plan=vit3.tools.plan:main",
             "vit3-selftest=vit3.tools.selftest:main",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the environment if it is missing and runs the tests. Arguments go to pytest (for instance: -m slow).
 set -euo pipefail
-extras=dev,mm,gen
+extras=dev,mm,gen,export
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 cd "$root"

@@ -12,11 +12,10 @@ from omegaconf import DictConfig
 from timm.utils import unwrap_model
 
 from vit3.build.generator import build_codec, build_generator, build_process, latent_grid
-from vit3.build.trained import chosen_weights, saved_when
-from vit3.config import SampleConfig, SamplingConfig, TrainConfig, typed
+from vit3.build.trained import read_stored
+from vit3.config import SampleConfig, SamplingConfig, TrainConfig
 from vit3.diffusion import GaussianDiffusion, RectifiedFlow, Sampler
 from vit3.diffusion.codec import Moments
-from vit3.engine.checkpoint import load_checkpoint, newest_checkpoint
 from vit3.engine.distributed import Processes
 from vit3.engine.sharding import is_sharded
 from vit3.engine.train import Trainer
@@ -84,15 +83,13 @@ def build_trained_generator(
     Raises:
         UserError: no such checkpoint, weights that are not there, a classifier, or settings that do not fit.
     """
-    path = Path(options.checkpoint)
-    path, state = newest_checkpoint(path) if path.is_dir() else (path, load_checkpoint(path))
-    cfg: TrainConfig = typed(complete(state["config"]), TrainConfig)
+    stored = read_stored(options.checkpoint, complete, newest=True)
+    path, cfg, state = stored.path, stored.cfg, stored.state
     if cfg.diffusion is None:
         raise UserError(
             f"checkpoint={options.checkpoint} holds the classifier {cfg.model.name}, which draws no images; give one "
             "of task=diffusion"
         )
-    cfg.model.pretrained, cfg.model.checkpoint = False, None  # the weights are in this checkpoint
     cfg.diffusion.autoencoder = options.autoencoder or cfg.diffusion.autoencoder
     codec = build_codec(cfg, processes.device, drawing=True, scale=state["codec"].get("scale"))
     _warn_of_other_weights(codec.describe(), state["codec"], cfg.diffusion.autoencoder)
@@ -103,8 +100,7 @@ def build_trained_generator(
         raise UserError(str(error)) from error
     model = build_generator(cfg, state["classes"], codec)
     kinds = [kind for kind, key in (("ema", "state_dict_ema"), ("raw", "state_dict")) if key in state]
-    kind = kinds[0] if options.weights == "auto" else chosen_weights(state, options.weights, path)
-    model.load_state_dict(state["state_dict_ema" if kind == "ema" else "state_dict"])
+    kind = stored.load_into(model, kinds[0] if options.weights == "auto" else options.weights)
     return TrainedGenerator(
         model=model.to(processes.device),
         codec=codec,
@@ -116,7 +112,7 @@ def build_trained_generator(
         amp=options.amp,
         path=path,
         weights=kind,
-        saved=saved_when(state),
+        saved=stored.saved,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -14,10 +13,9 @@ from torch.utils.data import Dataset
 
 from vit3.build.data import build_eval_loader
 from vit3.build.model import build_model
-from vit3.build.trained import chosen_weights, saved_when
-from vit3.config import TrainConfig, typed
+from vit3.build.trained import read_stored
+from vit3.config import TrainConfig
 from vit3.data.folder import image_mode
-from vit3.engine.checkpoint import best_checkpoint, load_checkpoint
 from vit3.engine.distributed import Processes
 from vit3.errors import UserError
 from vit3.files import sha256_of
@@ -73,18 +71,13 @@ def build_classifier_features(
     Raises:
         UserError: no such checkpoint, or it is no classifier's.
     """
-    path = Path(checkpoint)
-    path = best_checkpoint(path) if path.is_dir() else path
-    state = load_checkpoint(path)
-    cfg: TrainConfig = typed(complete(state["config"]), TrainConfig)
-    if cfg.diffusion is not None:
+    stored = read_stored(checkpoint, complete)
+    if stored.cfg.diffusion is not None:
         raise UserError(f"classifier={checkpoint} is a generator; give a run that was trained to classify images")
-    cfg.model.pretrained, cfg.model.checkpoint = False, None  # the weights are in this checkpoint
-    model = build_model(cfg, state["classes"])
-    kind = chosen_weights(state, "auto", path)
-    model.load_state_dict(state["state_dict_ema" if kind == "ema" else "state_dict"])
-    about = {"weights": str(path), "sha256": sha256_of(path), "kind": kind, "saved": saved_when(state)}
-    return ClassifierFeatures(model.to(processes.device), cfg, tuple(state["classes"]), about, processes)
+    model = build_model(stored.cfg, stored.classes)
+    kind = stored.load_into(model, "auto")
+    about = {"weights": str(stored.path), "sha256": sha256_of(stored.path), "kind": kind, "saved": stored.saved}
+    return ClassifierFeatures(model.to(processes.device), stored.cfg, stored.classes, about, processes)
 
 
 class _Pictures(Dataset):

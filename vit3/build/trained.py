@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from vit3.build.model import build_model
 from vit3.config import TrainConfig, TrainedConfig, typed
 from vit3.data import open_split
-from vit3.engine.checkpoint import best_checkpoint, load_checkpoint
+from vit3.engine.checkpoint import best_checkpoint, load_checkpoint, newest_checkpoint
 from vit3.engine.distributed import Processes
 from vit3.errors import UserError
 
@@ -44,24 +44,71 @@ class Trained:
         return f"{self.path}: {self.weights} weights of {self.saved}, {len(self.images):,} images"
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint as it was read.
+
+    Attributes:
+        path: of the file. cfg: of the training, without weights to start from. state: see
+            :func:`vit3.engine.checkpoint.load_checkpoint`.
+    """
+
+    path: Path
+    cfg: TrainConfig
+    state: dict
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names in the order of their labels."""
+        return tuple(self.state["classes"])
+
+    @property
+    def saved(self) -> str:
+        """When the weights were saved, in words."""
+        return saved_when(self.state)
+
+    def load_into(self, model: nn.Module, wanted: str) -> str:
+        """Give ``model`` the weights; returns their kind, ``raw`` or ``ema`` (see :func:`chosen_weights`)."""
+        kind = chosen_weights(self.state, wanted, self.path)
+        model.load_state_dict(self.state["state_dict_ema" if kind == "ema" else "state_dict"])
+        return kind
+
+
+def read_stored(checkpoint: str, complete: Callable[[dict], DictConfig], newest: bool = False) -> Stored:
+    """Read a checkpoint; nothing of its data or its autoencoder need be there.
+
+    Args:
+        checkpoint: a file of ours, or a run folder. complete: makes the configuration in a checkpoint one that has
+            every key. newest: of a run folder take the newest checkpoint, not the best.
+
+    Raises:
+        UserError: no such checkpoint, or it is not ours.
+    """
+    path = Path(checkpoint)
+    if path.is_dir() and newest:
+        path, state = newest_checkpoint(path)
+    else:
+        path = best_checkpoint(path) if path.is_dir() else path
+        state = load_checkpoint(path)
+    cfg: TrainConfig = typed(complete(state["config"]), TrainConfig)
+    cfg.model.pretrained, cfg.model.checkpoint = False, None  # the weights are in this checkpoint
+    return Stored(path, cfg, state)
+
+
 def build_trained(options: TrainedConfig, complete: Callable[[dict], DictConfig], processes: Processes) -> Trained:
     """Load a checkpoint, build its network and open the test images of its data.
 
     Args:
-        options: which, which of its weights, and how the images are read. complete: makes the configuration in a
-            checkpoint one that has every key.
+        options: which, which of its weights, and how the images are read. complete: see :func:`read_stored`.
 
     Raises:
         UserError: no such checkpoint, weights that are not there, or data that cannot be opened.
     """
-    path = Path(options.checkpoint)
-    path = best_checkpoint(path) if path.is_dir() else path
-    state = load_checkpoint(path)
-    cfg: TrainConfig = typed(complete(state["config"]), TrainConfig)
+    stored = read_stored(options.checkpoint, complete)
+    cfg = stored.cfg
     if cfg.diffusion is not None:
         raise UserError(f"checkpoint={options.checkpoint} holds the generator {cfg.model.name}; draw images from it "
                         "with python tools/sample.py, and score these with tools/eval_generation.py")  # fmt: skip
-    cfg.model.pretrained, cfg.model.checkpoint = False, None  # the weights are in this checkpoint
     cfg.data.root = cfg.data.root if options.data_root is None else options.data_root
     cfg.data.workers = cfg.data.workers if options.workers is None else options.workers
     d = cfg.data
@@ -72,17 +119,16 @@ def build_trained(options: TrainedConfig, complete: Callable[[dict], DictConfig]
         d.in_chans,
         d.on_bad_image,
         key="data_root",
-        classes=state["classes"],
+        classes=stored.state["classes"],
         wanted=d.val_split,
         input_key=d.input_key,
         target_key=d.target_key,
         img_size=d.img_size,
     )
     model = build_model(cfg, images.classes)
-    kind = chosen_weights(state, options.weights, path)
-    model.load_state_dict(state["state_dict_ema" if kind == "ema" else "state_dict"])
+    kind = stored.load_into(model, options.weights)
     batch = options.batch_size or max(1, min(_MAX_BATCH, cfg.engine.batch_size // processes.world_size))
-    return Trained(path, cfg, model.to(processes.device), kind, saved_when(state), images, batch)
+    return Trained(stored.path, cfg, model.to(processes.device), kind, stored.saved, images, batch)
 
 
 def saved_when(state: dict) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 def widened(x: Tensor) -> Tensor:
     """``x`` in float32, or in float64 where it already is: never narrower than float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -22,8 +22,10 @@ def one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_autocast(device: torch.device):
-    """Context in which autocast is off for ``device`` (a no-op on the meta device, which has none)."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    """Context in which autocast is off for ``device``; where it is off already, graphs see nothing of it."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):  # meta has no autocast
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def in_full_precision(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
