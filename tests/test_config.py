@@ -19,6 +19,7 @@ from vit3.build import build_schedule, derive
 from vit3.config import (
     CacheConfig,
     EvalConfig,
+    ExportConfig,
     FlopsConfig,
     GenerationScoreConfig,
     SampleConfig,
@@ -34,6 +35,7 @@ from vit3.models.published import PUBLISHED_GENERATORS
 PROGRAMS = {  # schema and what has no value yet, by the root of the configuration
     "train": (TrainConfig, ["task=diffusion", "diffusion=ddpm"]),
     "eval": (EvalConfig, ["checkpoint=x"]),
+    "export": (ExportConfig, ["checkpoint=x"]),
     "flops": (FlopsConfig, []),
     "sample": (SampleConfig, ["checkpoint=x"]),
     "cache_latents": (CacheConfig, ["data.root=x", "autoencoder=x", "output=x"]),

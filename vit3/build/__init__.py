@@ -13,6 +13,7 @@ from vit3.build.generator import build_network
 from vit3.build.model import build_model, frozen_modules
 from vit3.build.outline import as_latents
 from vit3.build.sampling import build_sheets, build_trained_generator
+from vit3.build.subject import build_subject
 from vit3.build.trained import Trained, build_trained
 from vit3.build.training import (
     build_optimizer,
@@ -35,6 +36,7 @@ __all__ = [
     "build_plan",
     "build_schedule",
     "build_sheets",
+    "build_subject",
     "build_task",
     "build_tracker",
     "build_train_loader",

@@ -284,3 +284,21 @@ class GenerationScoreConfig:
     device: str
     threads: Optional[int]
     output: Optional[str]
+
+
+@dataclass
+class ExportConfig:
+    """A network that leaves, and how."""
+
+    checkpoint: str
+    model: Optional[str]
+    weights: str
+    sha256: Optional[str]
+    format: List[str]
+    dynamic: List[str]
+    img_size: Optional[List[int]]
+    dtype: str
+    device: str
+    license: str
+    output: Optional[str]
+    push: Optional[str]

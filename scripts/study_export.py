@@ -1,0 +1,73 @@
+"""Export every published network (fresh weights, seed 0) to every format: ``python scripts/study_export.py OUT [NAME …]``.
+
+Writes a report for each network and ``summary.md`` below OUT; networks that have a report there are left out, so the
+same command goes on where it stopped. Takes hours on two CPU cores, most of them in AOTInductor.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import timm
+import torch
+
+from vit3.export import Subject
+from vit3.export.formats import FORMATS, export
+from vit3.export.report import write_report
+from vit3.export.signature import Signature
+from vit3.models import GENERATOR_NAMES, MODEL_NAMES
+from vit3.models.official import DENSE_NAMES
+
+NAMES = (*MODEL_NAMES, *DENSE_NAMES, "dit3_s_8")
+
+
+def fresh(name: str) -> Subject:
+    """A published network whose gates and norms are not at their start, where they would hide what the rest does."""
+    torch.manual_seed(0)
+    model = timm.create_model(name).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    kind = "generator" if name in GENERATOR_NAMES else "features" if name in DENSE_NAMES else "classifier"
+    size = model.img_size if kind == "generator" else (224, 224)
+    return Subject(model, kind, name, {}, size, source={"file": "fresh weights, seed 0", "sha256": None})
+
+
+def main() -> None:
+    """Command line."""
+    if len(sys.argv) < 2 or set(sys.argv[2:]) - set(NAMES):
+        sys.exit(f"error: python scripts/study_export.py OUT [NAME …]; names: {', '.join(NAMES)}")
+    out = Path(sys.argv[1])
+    for name in sys.argv[2:] or NAMES:
+        folder = out / name
+        if (folder / "export.json").exists():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        subject = fresh(name)
+        signature = Signature.of(subject)
+        results = []
+        for result in export(subject, FORMATS, signature, folder):
+            print(name, result.format, result.error or f"passed {result.passed}, {result.seconds:.0f} s", flush=True)
+            results.append(result)
+        write_report(folder, subject, signature, results)
+    lines = ["| network | format | size | written in | largest difference | passed |", "|---|---|---|---|---|---|"]
+    for name in NAMES:
+        if (path := out / name / "export.json").exists():
+            lines += [f"| `{name}` | {row}" for row in rows(json.loads(path.read_text(encoding="utf-8")))]
+    (out / "summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def rows(report: dict) -> list[str]:
+    """One row of the table for each format of a report."""
+    found = []
+    for result in report["formats"]:
+        largest = max((check["difference"] or 0.0 for check in result["checks"]), default=float("nan"))
+        found.append(f"{result['format']} | {result['bytes'] / 2**20:.0f} MiB | {result['seconds']:.0f} s "
+                     f"| {largest:.0e} | {'yes' if result['passed'] else 'no'} |")  # fmt: skip
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Write a network in other formats and compare each with it: ``python tools/export.py checkpoint=runs/NAME``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import partial
+from pathlib import Path
+
+from omegaconf import DictConfig
+from vit3.export.report import write_report
+from vit3.export.signature import Signature
+
+from vit3.build import build_subject
+from vit3.cli import run_tool, stored_config
+from vit3.config import ExportConfig, nearest, typed
+from vit3.errors import Interrupted, UserError
+from vit3.export.formats import FORMATS, Result, export
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+logger = logging.getLogger("vit3.export")
+
+
+def run_export(cfg: DictConfig) -> None:
+    """Write all formats; the report says what was compared, the exit status whether all of it holds."""
+    options: ExportConfig = typed(cfg, ExportConfig)
+    for name in options.format:
+        if name not in FORMATS:
+            raise UserError(f"format={name} is not allowed; {nearest(name, FORMATS)}")
+    if options.push and "safetensors" not in options.format:
+        raise UserError(f"push={options.push} uploads the hub folder; add safetensors to format")
+    subject = build_subject(options, partial(stored_config, configs=CONFIGS))
+    try:
+        signature = Signature.of(subject, tuple(options.dynamic), subject.img_size)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    folder = _folder(options)
+    logger.info("%s (%s weights of %s) to %s", subject.name, subject.weights, subject.source.get("file"), folder)
+    results: list[Result] = []
+    how = dict(dtype=options.dtype, device=options.device, license=options.license, push=options.push)
+    try:
+        for result in export(subject, options.format, signature, folder, **how):
+            results.append(result)
+            logger.info("%s", describe(result))
+    except KeyboardInterrupt:
+        raise Interrupted("stopped; the formats that are there are whole", 130) from None
+    finally:
+        if results:
+            write_report(folder, subject, signature, results)
+    logger.info("report: %s", folder / "export.md")
+    if failed := [result.format for result in results if not result.passed]:
+        raise UserError(f"not verified: {', '.join(failed)}; {folder / 'export.md'} says what was found")
+
+
+def describe(result: Result) -> str:
+    """One line about a format."""
+    if result.error is not None:
+        return f"{result.format:12} not written: {result.error}"
+    worst = max((check.difference for check in result.checks if check.difference is not None), default=0.0)
+    kind = "equal" if result.passed else "NOT equal"
+    return (
+        f"{result.format:12} {result.path.name}: {kind}, {len(result.checks)} comparisons, largest difference "
+        f"{worst:.1e}, written in {result.seconds:.0f} s"
+    )
+
+
+def _folder(options: ExportConfig) -> Path:
+    place = Path(options.checkpoint)
+    beside = place if place.is_dir() else place.parent if place.exists() else Path()
+    folder = Path(options.output) if options.output else beside / "export"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output={folder} is not writable ({error}); choose another output=FOLDER") from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"output={folder} is not writable; choose another output=FOLDER")
+    return folder
+
+
+def main() -> None:
+    run_tool(run_export, config_name="export", schema=ExportConfig, configs=CONFIGS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""What is exported, from wherever its weights are: a run, a checkpoint of ours, a hub folder, a file of weights."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import timm
+from omegaconf import DictConfig, OmegaConf
+from timm.data import resolve_model_data_config
+from torch import Tensor, nn
+
+from vit3.build.generator import CACHED, build_generator
+from vit3.build.model import build_model
+from vit3.build.trained import Stored, read_stored
+from vit3.config import ExportConfig, TrainConfig, nearest
+from vit3.errors import UserError
+from vit3.export import Subject
+from vit3.files import sha256_of
+from vit3.inner import InnerSpec
+from vit3.models import GENERATOR_NAMES, MODEL_NAMES
+from vit3.models.official import DENSE_NAMES
+from vit3.models.places import resolve
+from vit3.models.unpickle import read_checkpoint
+from vit3.models.weights import holds_average, load_weights, read_tensors
+
+logger = logging.getLogger(__name__)
+
+_DENSE = "_dense"
+_FIRST = ("patch_embed.proj.weight", "patch_embed.conv.0.conv.weight", "x_embedder.proj.weight")
+
+
+def build_subject(options: ExportConfig, complete: Callable[[dict], DictConfig]) -> Subject:
+    """Load a network to export, with what its users have to know about it; its data need not be there.
+
+    Args:
+        options: which, and which of its weights. complete: see :func:`vit3.build.trained.read_stored`.
+
+    Raises:
+        UserError: no such checkpoint or model, weights that are not there, or a choice between raw and averaged ones
+            that was not made.
+    """
+    path = Path(options.checkpoint)
+    if options.model is not None and not timm.is_model(options.model):
+        known = (*MODEL_NAMES, *DENSE_NAMES, *GENERATOR_NAMES)
+        raise UserError(f"model={options.model} is no registered model; {nearest(options.model, known)}")
+    try:
+        if (path / "config.json").is_file():
+            subject = _from_hub_folder(path, options)
+        elif path.is_dir() or _is_ours(path):
+            subject = _from_run(path, options, complete)
+        else:
+            subject = _from_weights(options)
+    except (ValueError, FileNotFoundError, RuntimeError) as error:
+        raise UserError(f"checkpoint={options.checkpoint}: {error}") from error
+    if options.img_size is not None:
+        subject = replace(subject, img_size=tuple(options.img_size))
+    return replace(subject, model=subject.model.float().cpu().eval())
+
+
+def _from_run(path: Path, options: ExportConfig, complete: Callable[[dict], DictConfig]) -> Subject:
+    """A checkpoint of ours; of a classifier also its backbone, if ``model`` asks for that."""
+    path = _chosen_file(path, options.weights)
+    stored = read_stored(str(path), complete, newest=True)
+    kind = _chosen_kind(stored, options.weights)
+    if stored.cfg.diffusion is not None:
+        model, kwargs = _generator(stored)
+        what = "generator"
+    else:
+        model, kwargs, what = build_model(stored.cfg, stored.classes), _arguments(stored.cfg, len(stored.classes)), None
+    stored.load_into(model, kind)
+    subject = Subject(
+        model=model,
+        kind=what or "classifier",
+        name=stored.cfg.model.name,
+        kwargs=kwargs,
+        img_size=model.img_size if what else tuple(stored.cfg.data.img_size),
+        classes=stored.classes,
+        preprocessing={} if what else _preprocessing(stored.cfg),
+        weights=kind,
+        training=_training(stored, kind),
+        source={"file": stored.path.name, "sha256": sha256_of(stored.path)},
+    )
+    if options.model in (None, subject.name):
+        return subject
+    if options.model != f"{subject.name}{_DENSE}" or options.model not in DENSE_NAMES:
+        also = f", or use model={subject.name}{_DENSE}" if f"{subject.name}{_DENSE}" in DENSE_NAMES else ""
+        raise ValueError(f"model={options.model}, but the checkpoint holds {subject.name}; leave model out{also}")
+    return _backbone_of(subject, options.model)
+
+
+def _backbone_of(subject: Subject, name: str) -> Subject:
+    """A classifier's backbone, as detectors start with it: the norms of its maps are fresh."""
+    kwargs = {key: value for key, value in subject.kwargs.items() if key in ("in_chans", "mixer", "mixer_kwargs")}
+    model = timm.create_model(name, **kwargs)
+    found = model.load_state_dict(subject.model.state_dict(), strict=False)
+    lacking = [key for key in found.missing_keys if not key.startswith(model.fresh)]
+    if lacking:
+        raise ValueError(f"{subject.name} lacks {len(lacking)} tensors of {name}, {lacking[0]} and so on")
+    logger.info("%s: the norms of its maps (%s) are fresh, a classifier has none", name, ", ".join(model.fresh))
+    return replace(subject, model=model, kind="features", name=name, kwargs=kwargs, classes=None)
+
+
+def _from_weights(options: ExportConfig) -> Subject:
+    """A file of weights, ours or the authors', from a disk, an address or the hub."""
+    if options.model is None:
+        raise ValueError("the file does not say which model it is; set model=NAME, such as model=h_vit3_tiny")
+    path = resolve(options.checkpoint, sha256=options.sha256)
+    averaged = path.suffix != ".safetensors" and holds_average(path)
+    if averaged and options.weights == "auto" and _holds_raw(path):
+        raise ValueError("the file holds raw and averaged weights; set weights=ema or weights=raw")
+    ema = options.weights == "ema" or averaged and options.weights == "auto"
+    name = options.model
+    kwargs = _sizes(read_tensors(path, ema=ema), name)
+    model = timm.create_model(name, **kwargs)
+    report = load_weights(model, path, ema=ema)
+    logger.info("%s", report)
+    kind = "generator" if name in GENERATOR_NAMES else "features" if name in DENSE_NAMES else "classifier"
+    cfg = {} if kind == "generator" else resolve_model_data_config(_described(model, name))
+    size = model.img_size if kind == "generator" else cfg.pop("input_size")[-2:]
+    return Subject(
+        model=model,
+        kind=kind,
+        name=name,
+        kwargs=kwargs,
+        img_size=tuple(size),
+        preprocessing={key: cfg[key] for key in ("mean", "std", "interpolation", "crop_pct") if key in cfg},
+        weights="ema" if ema else "raw" if averaged else "stored",
+        source={"file": path.name, "sha256": sha256_of(path)},
+    )
+
+
+def _from_hub_folder(path: Path, options: ExportConfig) -> Subject:
+    """A folder in timm's hub layout."""
+    if options.weights != "auto":
+        raise ValueError(f"weights={options.weights} is no choice here, a hub folder holds one kind; leave it out")
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    file = resolve(path, sha256=options.sha256)
+    name, kwargs = config["architecture"], dict(config.get("model_args") or {})
+    model = timm.create_model(f"local-dir:{path}", pretrained=True)
+    cfg = config.get("pretrained_cfg", {})
+    classes = cfg.get("label_names") or config.get("label_names")
+    kind = "generator" if name in GENERATOR_NAMES else "features" if name in DENSE_NAMES else "classifier"
+    return Subject(
+        model=model,
+        kind=kind,
+        name=name,
+        kwargs=kwargs,
+        img_size=tuple(model.img_size if kind == "generator" else cfg["input_size"][-2:]),
+        classes=tuple(classes) if classes else None,
+        preprocessing={key: cfg[key] for key in ("mean", "std", "interpolation", "crop_pct") if key in cfg},
+        weights=config.get("weights", "stored"),
+        training=config.get("training", {}),
+        source=config.get("source") or {"file": file.name, "sha256": sha256_of(file)},
+    )
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is a checkpoint of ours, with its configuration."""
+    if not path.is_file() or path.suffix == ".safetensors":
+        return False
+    content = read_checkpoint(path)
+    return isinstance(content, dict) and {"format", "config", "classes"} <= content.keys()
+
+
+def _chosen_file(path: Path, weights: str) -> Path:
+    """Of a classifier's run folder the file of its best weights of the kind wanted; else ``path`` itself."""
+    best = {kind: path / f"best_{kind}.pt" for kind in ("raw", "ema")}
+    best = {kind: file for kind, file in best.items() if file.is_file()}
+    if not best or _is_generator(path):
+        return path
+    if weights == "auto" and len(best) == 2:
+        raise ValueError("the run kept its best raw and its best averaged weights; set weights=ema or weights=raw")
+    if weights not in ("auto", *best):
+        raise ValueError(f"weights={weights}, but the run kept {' and '.join(best)} weights; use weights={[*best][0]}")
+    return best.get(weights, next(iter(best.values())))
+
+
+def _is_generator(run: Path) -> bool:
+    """Whether a run folder is that of a generator, whose newest checkpoint counts."""
+    config = run / "config.yaml"
+    return config.is_file() and OmegaConf.load(config).get("diffusion") is not None
+
+
+def _chosen_kind(stored: Stored, wanted: str) -> str:
+    kinds = [kind for kind, key in (("raw", "state_dict"), ("ema", "state_dict_ema")) if key in stored.state]
+    if wanted == "auto" and len(kinds) == 2:
+        raise ValueError("the checkpoint holds raw and averaged weights; set weights=ema or weights=raw")
+    return kinds[0] if wanted == "auto" else wanted
+
+
+def _holds_raw(path: Path) -> bool:
+    content = read_checkpoint(path)
+    return any(isinstance(content.get(key), dict) for key in ("state_dict", "model"))
+
+
+class _Latents:
+    """What a generator's network sees of images, as its checkpoint tells it: enough to build the network."""
+
+    def __init__(self, stored: dict[str, Any]):
+        self.channels, self._factor = stored["channels"], stored.get("factor", 1)
+
+    def grid(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        """(height, width) in latent pixels."""
+        return img_size[0] // self._factor, img_size[1] // self._factor
+
+
+def _generator(stored: Stored) -> tuple[nn.Module, dict[str, Any]]:
+    """The network of a generator, and the arguments that build it again."""
+    codec = _Latents(stored.state["codec"])
+    model = build_generator(stored.cfg, stored.classes, codec)
+    cfg = stored.cfg
+    size = tuple(cfg.data.img_size) if cfg.data.name == CACHED else codec.grid(tuple(cfg.data.img_size))
+    own = dict(in_chans=codec.channels, learn_sigma=cfg.diffusion.learn_sigma, img_size=list(size))
+    return model, {**cfg.model.kwargs, **own, "num_classes": len(stored.classes), **_mixer(cfg)}
+
+
+def _arguments(cfg: TrainConfig, classes: int) -> dict[str, Any]:
+    """Plain arguments with which timm builds the classifier of a configuration again."""
+    own = dict(in_chans=cfg.data.in_chans, num_classes=classes)
+    if cfg.model.name in MODEL_NAMES:
+        own |= dict(img_size=list(cfg.data.img_size), **_mixer(cfg))
+    return {**cfg.model.kwargs, **own}
+
+
+def _mixer(cfg: TrainConfig) -> dict[str, Any]:
+    """Arguments of the mixer, where it is not the released block."""
+    if cfg.mixer.name != "ttt":
+        return dict(mixer=cfg.mixer.name, mixer_kwargs=dict(cfg.mixer.kwargs))
+    inner = {} if cfg.inner == InnerSpec() else dict(inner=_plain(asdict(cfg.inner)))
+    kwargs = {**cfg.mixer.kwargs, **inner}
+    return dict(mixer_kwargs=kwargs) if kwargs else {}
+
+
+def _plain(values: Any) -> Any:
+    """Lists in place of tuples, as JSON has them."""
+    if isinstance(values, dict):
+        return {key: _plain(value) for key, value in values.items()}
+    return [_plain(value) for value in values] if isinstance(values, (list, tuple)) else values
+
+
+def _preprocessing(cfg: TrainConfig) -> dict[str, Any]:
+    d = cfg.data
+    return dict(mean=list(d.mean), std=list(d.std), interpolation=d.interpolation, crop_pct=d.crop_pct)
+
+
+def _training(stored: Stored, kind: str) -> dict[str, Any]:
+    """How the network was trained, and what was measured of these very weights."""
+    cfg, state = stored.cfg, stored.state
+    record, found = state.get("record") or {}, {}
+    if "optimizer" not in state or not state["position"]:  # else the weights are younger than the last scores
+        prefix = "val_ema/" if kind == "ema" else "val/"
+        found = {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
+    return {
+        **found,
+        "data": cfg.data.name,
+        "saved": stored.saved,
+        "epochs": cfg.engine.epochs,
+        "batch_size": cfg.engine.batch_size,
+        "optimizer": cfg.optim.opt,
+        "lr": cfg.optim.lr,
+        "weight_decay": cfg.optim.weight_decay,
+        "seed": cfg.engine.seed,
+    }
+
+
+def _sizes(tensors: dict[str, Tensor], name: str) -> dict[str, Any]:
+    """Arguments that shapes in a file of our models' weights tell: the channels of the images, and the classes."""
+    found = {}
+    for key in _FIRST:
+        if key in tensors:
+            found["in_chans"] = tensors[key].shape[1]
+    if name in MODEL_NAMES and "head.weight" in tensors:
+        found["num_classes"] = tensors["head.weight"].shape[0]
+    if name in GENERATOR_NAMES and "y_embedder.embedding_table.weight" in tensors:
+        found["num_classes"] = tensors["y_embedder.embedding_table.weight"].shape[0] - 1  # one stands for no class
+    return found
+
+
+def _described(model: nn.Module, name: str) -> nn.Module:
+    """The model itself, or for a backbone of detectors the classifier that it is made of, for timm's configuration."""
+    return model if name not in DENSE_NAMES else timm.create_model(name.removesuffix(_DENSE))
