@@ -38,7 +38,9 @@ ALLOWED = {
     "engine": {"engine", "data", "seeding", "files", "errors", "__version__"},
     "sweeps": {"sweeps", "engine", "config", "arguments", "files", "errors"},
     "doctor": {"doctor", "engine", "data", "mixers", "ops", "config", "errors", ""},
-    "export": {"export", "analysis", "models", "layers", "mixers", "inner", "ops", "files", ""},
+    "export": {
+        *("export", "analysis", "models", "layers", "mixers", "inner", "ops", "files", "errors", "__version__"),
+    },
     "openmmlab": {
         *("openmmlab", "models", "layers", "mixers", "inner", "ops"),
         *("engine", "data", "analysis", "doctor", "config", "errors"),

@@ -1,6 +1,7 @@
 """Key maps to and from the authors' checkpoints, and the conversion of their files."""
 
 import argparse
+import hashlib
 import json
 import re
 import sys
@@ -13,9 +14,10 @@ from safetensors import safe_open
 from tests.helpers import GOLDEN, same_dict
 from tests.models.official_files import OFFICIAL, official_generator, official_shapes, official_weights, save_official
 from tools import convert as convert_tool
+from vit3.files import sha256_of
 from vit3.layers.rope import RoPE2d
 from vit3.models import MODEL_NAMES
-from vit3.models.dense import DenseHViT3
+from vit3.models.dense import DENSE_NAMES, DenseHViT3
 from vit3.models.official import convert, from_official, to_official
 from vit3.models.weights import WeightsError, holds_average, read_tensors
 
@@ -106,7 +108,8 @@ def test_convert(name, tmp_path):
     model.load_state_dict(tensors, strict=True, assign=True)
     assert same_dict(tensors, from_official(official_weights(name), name))
     with safe_open(target, "pt") as file:
-        assert file.metadata() == {"model": name, "source": "official.pth", "weights": "raw"}
+        facts = {"model": name, "source": "official.pth", "weights": "raw"}
+        assert file.metadata() == facts | {"source_sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
 
 
 def test_convert_takes_ema_on_request(tmp_path):
@@ -167,6 +170,8 @@ def test_command(tmp_path, monkeypatch, capsys):
 
 def test_every_model_has_an_official_name():
     assert tuple(OFFICIAL) == MODEL_NAMES
+    assert {name.removesuffix("_dense") for name in DENSE_NAMES} < {*MODEL_NAMES}
+    assert all(timm.is_model(name) for name in DENSE_NAMES)
 
 
 def test_dense(tmp_path):
@@ -218,7 +223,7 @@ def test_convert_a_generator(tmp_path):
         assert same_dict(read_tensors(tmp_path / "ours.safetensors"), from_official(expected, "dit3_s_8"))
         with safe_open(tmp_path / "ours.safetensors", "pt") as file:
             metadata = {"model": "dit3_s_8", "source": "dit.pt", "weights": "ema" if ema else "raw"}
-            assert file.metadata() == metadata
+            assert file.metadata() == metadata | {"source_sha256": sha256_of(tmp_path / "dit.pt")}
     assert holds_average(tmp_path / "dit.pt") and not holds_average(tmp_path / "ours.safetensors")
     torch.save({"ema": average}, tmp_path / "alone.pt")
     with pytest.raises(WeightsError, match=r"a moving average alone \(ema\); take it by ema=True"):

@@ -119,7 +119,7 @@ def test_published_name(tmp_path, monkeypatch):
     """The name of a published model stands for its file."""
     origin = timm.create_model("h_vit3_tiny", num_classes=7, **SMALL)
     write_tensors(tmp_path / "h_vit3_tiny.safetensors", origin.state_dict())
-    monkeypatch.setattr("vit3.openmmlab.backbones.fetch", lambda name: tmp_path / f"{name}.safetensors")
+    monkeypatch.setattr("vit3.models.published.fetch", lambda name, cache_dir: tmp_path / f"{name}.safetensors")
     model = built(init_cfg=dict(type="Pretrained", checkpoint="h_vit3_tiny"))
     model.init_weights()
     assert torch.equal(model.layers[0].blocks[0].attn.w1, origin.layers[0].blocks[0].attn.w1)

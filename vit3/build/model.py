@@ -17,6 +17,7 @@ from vit3.engine.checkpoint import best_checkpoint
 from vit3.errors import UserError
 from vit3.mixers import MIXERS
 from vit3.models import GENERATOR_NAMES, MODEL_NAMES, DiT3, HViT3, ViT3
+from vit3.models.places import WEIGHTS
 from vit3.models.weights import load_weights
 
 logger = logging.getLogger(__name__)
@@ -100,19 +101,21 @@ def check_arguments(cfg: ModelConfig, given: dict[str, Any]) -> None:
             raise UserError(f"model.kwargs.{name} is no argument of {cfg.name}; {nearest(name, allowed)}")
 
 
-def load_start(model: nn.Module, path: str, key: str, classes: Sequence[str] | None = None) -> None:
+def load_start(model: nn.Module, place: str, key: str, classes: Sequence[str] | None = None) -> None:
     """Load weights to start from (of a run folder: its best) and say what was found.
 
     Args:
-        key: what gave ``path``. classes: of the model, see :func:`vit3.models.weights.load_weights`.
+        place: a run folder, or see :func:`vit3.models.places.resolve`. key: what gave it.
+        classes: of the model, see :func:`vit3.models.weights.load_weights`.
 
     Raises:
-        UserError: no such file or run, unreadable, or too little of it fits.
+        UserError: no such place or run, unreadable, or too little of it fits.
     """
-    folder = Path(path)
-    file = best_checkpoint(folder) if folder.is_dir() else folder
+    folder = Path(place)
+    if folder.is_dir() and not (folder / WEIGHTS).is_file():
+        place = best_checkpoint(folder)
     try:
-        report = load_weights(model, file, ema=file.name == "best_ema.pt", classes=classes)
+        report = load_weights(model, place, ema=Path(place).name == "best_ema.pt", classes=classes)
     except (ValueError, FileNotFoundError) as error:
-        raise UserError(f"{key}={path}: {error}") from error
-    logger.info("%s=%s: %s", key, file, report)
+        raise UserError(f"{key}={place}: {error}") from error
+    logger.info("%s=%s: %s", key, place, report)

@@ -267,6 +267,11 @@ class InnerSpec(ModelSpec):
         if self.control in ("mean_rate", "shuffle_rate") and not self.rate.startswith("token"):
             raise ValueError(f"inner.control={self.control} needs a rate per token; set inner.rate=token")
 
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values by name, which JSON and YAML can hold: the inverse of :meth:`of`."""
+        plain = dataclasses.asdict(self)
+        return plain | {"beside": list(plain["beside"])}
+
     def derive(self, **changes) -> InnerSpec:
         """The same with some knobs changed; unknown names are errors in words."""
         known = {field.name for field in dataclasses.fields(self)}

@@ -9,7 +9,9 @@ linear in the number of tokens. Source: paper sections 3 to 5 and the authors' r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,15 +40,15 @@ class TTT(nn.Module):
         dim: channels C of the tokens.
         num_heads: heads M; each has D = C / M channels.
         qkv_bias: whether ``qkv`` has a bias.
-        inner: the inner problem.
+        inner: the inner problem; or its plain values, as files hold them (:meth:`vit3.inner.InnerSpec.of`).
         backend: ``auto`` takes an operator of :mod:`vit3.ops` where there is one, else closed gradients;
             ``reference``, ``fused`` or ``triton`` ask for that operator; ``closed`` and ``autograd`` run the generic
             loop of :mod:`vit3.inner.train`.
         autotune: let the Triton backend time its launch configurations once per size class (kept on disk).
 
     Raises:
-        ValueError: dim is not a multiple of num_heads, the inner models need more heads than there are, or the backend
-            is not available or has no operator for this inner problem.
+        ValueError: dim is not a multiple of num_heads, the inner models need more heads than there are, a plain value
+            is unknown or not allowed, or the backend is not available or has no operator for this inner problem.
     """
 
     def __init__(
@@ -55,11 +57,12 @@ class TTT(nn.Module):
         num_heads: int,
         qkv_bias: bool = True,
         *,
-        inner: InnerSpec = InnerSpec(),
+        inner: InnerSpec | Mapping[str, Any] = InnerSpec(),
         backend: str = "auto",
         autotune: bool = False,
     ):
         super().__init__()
+        inner = InnerSpec.of(inner) if isinstance(inner, Mapping) else inner
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim(dim, num_heads)
         self.backend, self.autotune = backend, autotune
         self.branches = _branches(inner, num_heads, self.head_dim)

@@ -7,16 +7,18 @@ Source: the authors' dense backbone, whose names of tensors and padding rule are
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
 import timm
 import torch
-from timm.models import group_parameters
+from timm.models import group_parameters, register_model
 from torch import Tensor, nn
 
 from vit3.layers.grid import to_map
 from vit3.models import h_vit3, vit3
 from vit3.models.h_vit3 import HViT3
+from vit3.models.published import build_dense
 from vit3.models.vit3 import ViT3
 
 
@@ -270,3 +272,21 @@ def _checked_frozen(frozen_stages: int, stages: int) -> int:
     if not -1 <= frozen_stages <= stages:
         raise ValueError(f"frozen_stages={frozen_stages} must be -1 (nothing), 0 (the stem) or up to {stages} stages")
     return frozen_stages
+
+
+DENSE_NAMES = tuple(f"h_vit3_{arch}_dense" for arch in h_vit3.ARCHS)
+
+
+def _entrypoint(arch: str):
+    """What timm calls for one of ``DENSE_NAMES``."""
+
+    def create(pretrained: bool = False, **kwargs) -> DenseHViT3:
+        return build_dense(DenseHViT3, create.__name__, pretrained, **{"arch": arch, **kwargs})
+
+    create.__name__ = create.__qualname__ = f"h_vit3_{arch}_dense"
+    create.__doc__ = f"The maps of H-ViT³-{arch[0].upper()} for detection and segmentation."
+    return create
+
+
+for _name in DENSE_NAMES:
+    setattr(sys.modules[__name__], _name, register_model(_entrypoint(_name.split("_")[2])))

@@ -90,6 +90,8 @@ class DiT3(Blocks):
         ValueError: a size that does not fit, or an unknown mixer.
     """
 
+    colours = False  # channels of latents have their own meanings: no file of others is adapted
+
     def __init__(
         self,
         patch_size: int = 2,

@@ -16,14 +16,12 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from vit3.files import sha256_of
 from vit3.layers.rope import RoPE2d
-from vit3.models import GENERATOR_NAMES, MODEL_NAMES
-from vit3.models.dense import DenseHViT3
-from vit3.models.h_vit3 import ARCHS
+from vit3.models import DENSE_NAMES, GENERATOR_NAMES, MODEL_NAMES
 from vit3.models.weights import LoadReport, WeightsError, match, read_tensors, trunk, write_tensors
 
 _ROTATIONS = re.compile(r"^layers\.(\d+)\.blocks\.(\d+)\.(attn\.)?rope\.rotations$")
-DENSE_NAMES = tuple(f"h_vit3_{arch}_dense" for arch in ARCHS)
 OFFICIAL_NAMES = (*MODEL_NAMES, *DENSE_NAMES, *GENERATOR_NAMES)
 _PLACES = "pos_embed"
 _LATENTS = (32, 32)  # what the published generators were trained on: 256 x 256 pixels
@@ -62,11 +60,11 @@ def to_official(
     has_buffers = _check_names(tensors, model_name)
     renamed = dict(tensors)
     if model_name in GENERATOR_NAMES:
-        model = _skeleton(model_name)
+        model = skeleton(model_name)
         h, w = (math.ceil(side / model.patch_size) for side in img_size or _LATENTS)
         renamed[_PLACES] = model.position.table(h, w)[None]
     elif has_buffers:
-        for name, module in _skeleton(model_name).named_modules():
+        for name, module in skeleton(model_name).named_modules():
             if isinstance(module, RoPE2d):
                 h, w = (math.ceil(side / 4) for side in img_size or (224, 224))
                 for _ in range(int(name.split(".")[1])):
@@ -81,7 +79,7 @@ def convert(source: str | Path, target: str | Path, model_name: str | None = Non
 
     Args:
         source: the authors' ``.pth``; none of its pickled code is run.
-        target: the ``.safetensors`` file to write.
+        target: the ``.safetensors`` file to write; its header records name and SHA-256 of the source.
         model_name: one of ours; None takes the one whose tensors fit best.
         ema: take the moving average that some of their files carry.
 
@@ -97,11 +95,12 @@ def convert(source: str | Path, target: str | Path, model_name: str | None = Non
     reports = {}
     for name in names:
         kept = {k: v for k, v in tensors.items() if not _is_table(k, name)}
-        reports[name] = match(kept, _skeleton(name))
+        reports[name] = match(kept, skeleton(name))
     model_name = max(reports, key=lambda name: reports[name].fraction)
     report = reports[model_name]
     report.require(_MINIMUM, f"{source} as {model_name}")
     metadata = {"model": model_name, "source": Path(source).name, "weights": "ema" if ema else "raw"}
+    metadata["source_sha256"] = sha256_of(Path(source))
     write_tensors(target, {name: tensors[name] for name in report.matched}, metadata)
     return report
 
@@ -112,19 +111,21 @@ def _is_table(name: str, model_name: str) -> bool:
     return model_name.startswith("h_vit3") and bool(_ROTATIONS.match(name))
 
 
-def _skeleton(model_name: str) -> nn.Module:
-    """The model without memory for its weights."""
+def skeleton(model_name: str) -> nn.Module:
+    """The published model without memory for its weights.
+
+    Raises:
+        ValueError: unknown model.
+    """
     if model_name not in OFFICIAL_NAMES:
         raise ValueError(f"model_name='{model_name}' is unknown; use one of: {', '.join(OFFICIAL_NAMES)}")
     with torch.device("meta"):
-        if model_name in DENSE_NAMES:
-            return DenseHViT3(model_name.split("_")[2])
         return timm.create_model(model_name)
 
 
 def _check_names(tensors: Mapping[str, Tensor], model_name: str) -> bool:
     """Make sure that the names are the model's parameters and all of its buffers or none; return which."""
-    model = _skeleton(model_name)
+    model = skeleton(model_name)
     parameters = {name for name, _ in model.named_parameters()}
     buffers = {name for name, _ in model.named_buffers()}
     has_buffers = bool(buffers & tensors.keys()) or not buffers

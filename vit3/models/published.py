@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -13,6 +15,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs
 from timm.models._builder import resolve_pretrained_cfg
 from torch import nn
 
+from vit3.models.places import resolve
 from vit3.models.unpickle import WeightsError
 from vit3.models.weights import holds_average, load_weights
 
@@ -23,6 +26,11 @@ PUBLISHED: dict[str, dict] = json.loads((Path(__file__).parent / "published.json
 # Of generators: figures of the paper's table 10, those of DiT beside them (``dit``), and those that the README gives
 # for the files it links, which the authors trained again after the first were lost (``retrained``).
 PUBLISHED_GENERATORS: dict[str, dict] = json.loads((Path(__file__).parent / "published_generators.json").read_text())
+
+
+def linked() -> tuple[str, ...]:
+    """Names of the models whose weights are published."""
+    return tuple(name for name, facts in (PUBLISHED | PUBLISHED_GENERATORS).items() if "address" in facts)
 
 
 def published_cfgs(names: tuple[str, ...], first_conv: str):
@@ -51,20 +59,24 @@ def published_cfgs(names: tuple[str, ...], first_conv: str):
 def build(cls: type[nn.Module], name: str, pretrained: bool, **kwargs) -> nn.Module:
     """Build a registered model through timm; the published file is fetched and converted first if it is wanted.
 
-    Takes timm's ``device`` and ``dtype`` of the new model besides what ``cls`` takes.
+    Takes timm's ``device`` and ``dtype`` of the new model besides what ``cls`` takes. Of ``local-dir:FOLDER`` and
+    ``hf-hub:OWNER/NAME`` the weights must have the SHA-256 that their ``config.json`` gives.
 
     Raises:
         RuntimeError: the published file cannot be downloaded.
+        WeightsError: a file with another SHA-256.
     """
-    device, dtype = _place(kwargs)
+    device, dtype = _target(kwargs)
     overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
     if pretrained:
-        if kwargs.get("mixer", "ttt") != "ttt":
-            raise ValueError(f"pretrained=True: the published weights of {name} fit mixer='ttt' only")
-        if kwargs.get("pos", "cpe") != "cpe":
-            raise ValueError(f"pretrained=True: the published weights of {name} fit pos='cpe' only; leave pos out")
         cfg = dataclasses.asdict(resolve_pretrained_cfg(name, kwargs.get("pretrained_cfg"), overlay))
-        if cfg["url"] == PUBLISHED[name]["address"] and not (cfg["file"] or cfg["source"] or cfg["state_dict"]):
+        if cfg["source"]:
+            resolve(_place_of(cfg), cache_dir=kwargs.get("cache_dir"))  # timm reads it without a look at its SHA-256
+        elif cfg["url"] == PUBLISHED[name]["address"] and not (cfg["file"] or cfg["state_dict"]):
+            if kwargs.get("mixer", "ttt") != "ttt":
+                raise ValueError(f"pretrained=True: the published weights of {name} fit mixer='ttt' only")
+            if kwargs.get("pos", "cpe") != "cpe":
+                raise ValueError(f"pretrained=True: the published weights of {name} fit pos='cpe' only; leave pos out")
             overlay["file"] = str(fetch(name, kwargs.get("cache_dir")))
     with device:
         model = build_model_with_cfg(cls, name, pretrained, pretrained_cfg_overlay=overlay, **kwargs)
@@ -82,26 +94,71 @@ def build_generator(cls: type[nn.Module], name: str, pretrained: bool, **kwargs)
         ValueError: there is no published file, or it does not fit the network asked for.
         RuntimeError: it cannot be downloaded.
     """
-    device, dtype = _place(kwargs)
-    cache_dir = kwargs.pop("cache_dir", None)
-    for unused in ("pretrained_cfg", "pretrained_cfg_overlay"):
-        kwargs.pop(unused, None)
-    if pretrained:
-        published = [other for other, figures in PUBLISHED_GENERATORS.items() if "address" in figures]
-        if name not in published:
-            raise ValueError(f"pretrained=True: no weights of {name} are published; there are: {', '.join(published)}")
-        if kwargs.get("mixer", "ttt") != "ttt" or not kwargs.get("cpe", True):
+
+    def published(**options) -> str:
+        generators = [other for other in linked() if other in PUBLISHED_GENERATORS]
+        if name not in generators:
+            raise ValueError(f"pretrained=True: no weights of {name} are published; there are: {', '.join(generators)}")
+        if options.get("mixer", "ttt") != "ttt" or not options.get("cpe", True):
             raise ValueError(f"pretrained=True: the published weights of {name} fit mixer='ttt' with cpe=True only")
+        return name
+
+    return _build_without_timm(cls, name, pretrained, published, kwargs)
+
+
+def build_dense(cls: type[nn.Module], name: str, pretrained: bool, **kwargs) -> nn.Module:
+    """Build a registered dense backbone ``CLASSIFIER_dense``; if wanted, on the published trunk of the classifier.
+
+    Takes timm's ``device`` and ``dtype`` of the new model besides what ``cls`` takes.
+
+    Raises:
+        ValueError: the published file does not fit the network asked for.
+        RuntimeError: it cannot be downloaded.
+    """
+
+    def published(**options) -> str:
+        if options.get("mixer", "ttt") != "ttt":
+            raise ValueError(f"pretrained=True: the published weights of {name} fit mixer='ttt' only")
+        return name.removesuffix("_dense")
+
+    return _build_without_timm(cls, name, pretrained, published, kwargs)
+
+
+def _build_without_timm(cls: type[nn.Module], name: str, pretrained: bool, published: Callable[..., str], kwargs: dict):
+    """Build what timm's builder, made for classifiers, cannot; weights come from where timm would take them.
+
+    Args:
+        published: the name whose published file fits these arguments of ``cls``; called if no other place is named.
+    """
+    device, dtype = _target(kwargs)
+    kwargs.pop("pretrained_model_args", None)  # they are in kwargs already
+    cache_dir, cfg = kwargs.pop("cache_dir", None), kwargs.pop("pretrained_cfg", None) or {}
+    cfg = dataclasses.asdict(cfg) if dataclasses.is_dataclass(cfg) else {} if isinstance(cfg, str) else dict(cfg)
+    cfg |= kwargs.pop("pretrained_cfg_overlay", None) or {}
+    place = _place_of(cfg)
+    if pretrained and place is None:
+        source = published(**kwargs)
     with device:
         model = cls(**kwargs)
     if pretrained:
-        report = load_weights(model, fetch(name, cache_dir))
-        if report.reshaped:
-            logger.info("%s: published weights, but fresh: %s", name, ", ".join(report.reshaped))
+        report = load_weights(model, fetch(source, cache_dir) if place is None else resolve(place, cache_dir=cache_dir))
+        if report.missing and place is not None:
+            raise WeightsError(f"{place} lacks {len(report.missing)} tensors of {name}, {report.missing[0]} for one")
+        if fresh := report.reshaped + report.missing:
+            logger.info("%s: %s weights, but fresh: %s", name, "given" if place else "published", ", ".join(fresh))
+    if cfg:
+        model.pretrained_cfg = model.default_cfg = cfg
     return model if dtype is None else model.to(dtype)
 
 
-def _place(kwargs: dict) -> tuple[torch.device, torch.dtype | None]:
+def _place_of(cfg: dict[str, Any]) -> str | None:
+    """The place that a configuration of timm names, in the words of :func:`vit3.models.places.resolve`."""
+    if cfg.get("source") == "hf-hub":
+        return f"hf-hub:{cfg['hf_hub_id']}"
+    return cfg.get("file")
+
+
+def _target(kwargs: dict) -> tuple[torch.device, torch.dtype | None]:
     """Take out timm's arguments for the device and the dtype of a new model."""
     return torch.device(kwargs.pop("device", None) or torch.get_default_device()), kwargs.pop("dtype", None)
 

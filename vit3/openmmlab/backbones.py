@@ -7,31 +7,25 @@ Registered once in MMEngine's root registry, where mmdet and mmseg both look. Th
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 
-from vit3.inner import InnerSpec
 from vit3.models import dense, pyramid
-from vit3.models.published import PUBLISHED, fetch
 from vit3.models.weights import load_weights
 
 
 class _FromConfig:
-    """What a network gains: plain values for the inner problem, and ``init_cfg`` read by our one loader.
+    """What a network gains: ``init_cfg``, read by our one loader.
 
     Args:
         init_cfg: ``dict(type="Pretrained", checkpoint=FILE)``: file of a classifier, detector or segmentor, ours or the
-            authors', or the name of a published model, which is downloaded; ``ema=True`` takes its moving average.
+            authors', or any place of :func:`vit3.models.places.resolve`; ``ema=True`` takes its moving average.
             None keeps the fresh weights.
     """
 
     def __init__(self, *args, init_cfg: dict | None = None, **kwargs):
-        mixer = dict(kwargs.get("mixer_kwargs") or {})
-        if isinstance(mixer.get("inner"), dict):
-            kwargs["mixer_kwargs"] = mixer | {"inner": InnerSpec.of(mixer["inner"])}
         super().__init__(*args, **kwargs)  # BaseModule's comes last but one, before nn.Module's
         self.init_cfg = init_cfg
 
@@ -39,8 +33,8 @@ class _FromConfig:
         """Load what ``init_cfg`` names.
 
         Raises:
-            ValueError: another kind of ``init_cfg``, or a file that fits less than 95 % of the network.
-            FileNotFoundError: no such file. RuntimeError: the download failed.
+            ValueError: another kind of ``init_cfg``, a file that fits less than 95 % of it, or cannot be downloaded.
+            FileNotFoundError: no such file.
         """
         if self.init_cfg is None:
             return
@@ -49,10 +43,9 @@ class _FromConfig:
             raise ValueError(
                 f"init_cfg={dict(self.init_cfg)} must be dict(type='Pretrained', checkpoint=FILE[, ema=True]), or None"
             )
-        name = given["checkpoint"]
-        file = fetch(name) if name in PUBLISHED else Path(name)
-        report = load_weights(self, file, ema=given.get("ema", False))
-        print_log(f"{type(self).__name__}: {file}: {report}", logger="current", level=logging.INFO)
+        place = given["checkpoint"]
+        report = load_weights(self, place, ema=given.get("ema", False))
+        print_log(f"{type(self).__name__}: {place}: {report}", logger="current", level=logging.INFO)
 
 
 @MODELS.register_module()
