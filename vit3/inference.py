@@ -228,9 +228,9 @@ def _configs() -> Path:
 @contextmanager
 def _own_hydra() -> Iterator[None]:
     """Context in which the Hydra of the caller's own program, if it has one, is put aside."""
-    place = GlobalHydra.instance()
-    kept, place.hydra = place.hydra, None
+    kept = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
     try:
         yield
     finally:
-        place.hydra = kept
+        GlobalHydra.instance().hydra = kept  # another instance by now, when Hydra was started in between

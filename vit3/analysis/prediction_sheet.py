@@ -39,10 +39,10 @@ def _group(image: Predicted, bar: ColourBar | None) -> list[Panel]:
     height, width = image.pixels.shape[:2]
     pixels = np.broadcast_to(image.pixels, (height, width, 3))
     maps = [Panel(_stretched(bar.colours(m), height, width), f"block {n}") for n, m in image.maps.items()]
-    return [Panel(pixels, f"{image.label}  {100 * image.probability:.1f} %"), *maps]
+    return [Panel(pixels, image.label, tail=f"  {100 * image.probability:.1f} %"), *maps]
 
 
 def _stretched(tokens: np.ndarray, height: int, width: int) -> np.ndarray:
-    """A map in colours (h, w, 3) at the size of its image, each pixel that of its token."""
+    """A map in colours (h, w, 3) at the size of its image; where the network padded, off by less than a token."""
     rows, columns = (np.arange(side) * count // side for side, count in zip((height, width), tokens.shape))
     return tokens[rows[:, None], columns]

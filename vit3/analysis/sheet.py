@@ -26,11 +26,13 @@ class Panel:
 
     Attributes:
         pixels: [H, W, 3], uint8. note: the line above it. draw: adds to its axes, whose unit is a pixel.
+        tail: end of the line, which stays whole where the note is too long for its picture.
     """
 
     pixels: np.ndarray
     note: str
     draw: Callable | None = None
+    tail: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def draw_sheet(
                 width = row_height * panel.pixels.shape[1] / panel.pixels.shape[0]
                 place = (left / page, 1 - (top + _NOTE + row_height) / height, width / page, row_height / height)
                 _draw_panel(figure, panel, place)
-                figure.text(left / page, 1 - (top + _NOTE - 0.05) / height, _fitted(panel.note, width), fontsize=8,
+                figure.text(left / page, 1 - (top + _NOTE - 0.05) / height, _fitted(panel, width), fontsize=8,
                             ha="left", va="bottom", color="#333333")  # fmt: skip
                 left += width + _GAP
             left += _GROUP_GAP - _GAP
@@ -140,9 +142,9 @@ def _draw_panel(figure, panel: Panel, place: tuple[float, float, float, float]) 
         panel.draw(axes)
 
 
-def _fitted(text: str, width: float) -> str:
-    letters = max(3, int(width / 0.062))  # at 8 points
-    return text if len(text) <= letters else text[: letters - 1] + "…"
+def _fitted(panel: Panel, width: float) -> str:
+    letters = max(3, int(width / 0.062) - len(panel.tail))  # at 8 points
+    return (panel.note if len(panel.note) <= letters else panel.note[: letters - 1] + "…") + panel.tail
 
 
 def _legend_grid(legend: Sequence[tuple[str, tuple]], page: float) -> tuple[int, int]:
@@ -157,7 +159,8 @@ def _legend_grid(legend: Sequence[tuple[str, tuple]], page: float) -> tuple[int,
 def _draw_bar(figure, bar: ColourBar, page: float, height: float) -> None:
     """The bar at the left of the foot, what it shows below it."""
     axes = figure.add_axes((_MARGIN / page, 0.5 / height, _BAR / page, 0.12 / height))
-    axes.imshow(bar.colours(np.linspace(bar.low, bar.high, 256))[None], aspect="auto", extent=(bar.low, bar.high, 0, 1))
+    high = bar.high if bar.high > bar.low else bar.low + 1  # all values are equal
+    axes.imshow(bar.colours(np.linspace(bar.low, high, 256))[None], aspect="auto", extent=(bar.low, high, 0, 1))
     axes.set_yticks([])
     axes.tick_params(labelsize=7, length=2, pad=1)
     figure.text(_MARGIN / page, 0.14 / height, bar.label, fontsize=8, va="baseline", color="#222222")
