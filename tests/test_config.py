@@ -22,6 +22,7 @@ from vit3.config import (
     ExportConfig,
     FlopsConfig,
     GenerationScoreConfig,
+    PredictConfig,
     SampleConfig,
     TrainConfig,
     known_keys,
@@ -40,6 +41,7 @@ PROGRAMS = {  # schema and what has no value yet, by the root of the configurati
     "sample": (SampleConfig, ["checkpoint=x"]),
     "cache_latents": (CacheConfig, ["data.root=x", "autoencoder=x", "output=x"]),
     "eval_generation": (GenerationScoreConfig, ["samples=x"]),
+    "predict": (PredictConfig, ["checkpoint=x", "images=[x]"]),
 }
 RECIPES = sorted(path.stem for path in (CONFIGS / "recipe").glob("*.yaml"))
 

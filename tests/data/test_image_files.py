@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit3.data.image_files import image_files, read_rgb, readable
+from vit3.data.image_files import image_files, named_images, read_rgb, readable
 from vit3.errors import UserError
 
 
@@ -28,6 +28,17 @@ def test_nothing_there(tmp_path, monkeypatch, images):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="images"):
         image_files(images)
+
+
+def test_names_of_several_kinds_name_each_file_once(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "x[1].png").write_bytes((folder / "a.png").read_bytes())
+    wanted = ["x[1].png", "sub/b.PNG", "a.png", "c.jpg"]  # a name that is there is no pattern
+    assert [str(path) for path in named_images(["x[1].png", "sub", "*.png", "."])] == wanted
+    assert [str(path) for path in named_images(["**/*.PNG", "s*"])] == ["sub/b.PNG"]
+    for words, sentence in (([], "names no image"), (["a.png", "b*.png"], "no file, folder or match of b")):
+        with pytest.raises(UserError, match=sentence):
+            named_images(words)
 
 
 def test_damaged_files_are_left_out_and_named(folder, caplog):

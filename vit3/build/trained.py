@@ -67,6 +67,12 @@ class Stored:
         """When the weights were saved, in words."""
         return saved_when(self.state)
 
+    def check_classifier(self) -> None:
+        """Raise a UserError where this is a generator."""
+        if self.cfg.diffusion is not None:
+            raise UserError(f"checkpoint={self.path} holds the generator {self.cfg.model.name}; draw images from it "
+                            "with python tools/sample.py, and score these with tools/eval_generation.py")  # fmt: skip
+
     def load_into(self, model: nn.Module, wanted: str) -> str:
         """Give ``model`` the weights; returns their kind, ``raw`` or ``ema`` (see :func:`chosen_weights`)."""
         kind = chosen_weights(self.state, wanted, self.path)
@@ -105,10 +111,8 @@ def build_trained(options: TrainedConfig, complete: Callable[[dict], DictConfig]
         UserError: no such checkpoint, weights that are not there, or data that cannot be opened.
     """
     stored = read_stored(options.checkpoint, complete)
+    stored.check_classifier()
     cfg = stored.cfg
-    if cfg.diffusion is not None:
-        raise UserError(f"checkpoint={options.checkpoint} holds the generator {cfg.model.name}; draw images from it "
-                        "with python tools/sample.py, and score these with tools/eval_generation.py")  # fmt: skip
     cfg.data.root = cfg.data.root if options.data_root is None else options.data_root
     cfg.data.workers = cfg.data.workers if options.workers is None else options.workers
     d = cfg.data

@@ -45,6 +45,8 @@ RANGES = {
     "seed": (0, None),
     "threads": (1, None),
     "sheet": (0, None),
+    "topk": (1, None),
+    "blocks": (0, None),
     "latent_scale": (1e-12, None),
     "shard_size": (1, None),
     "neighbours": (1, None),

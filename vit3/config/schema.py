@@ -222,6 +222,21 @@ class ProbeConfig(TrainedConfig):
 
 
 @dataclass
+class PredictConfig:
+    """Images to tell the classes of."""
+
+    checkpoint: str
+    images: List[str]
+    weights: str
+    topk: int
+    batch_size: int
+    device: str
+    blocks: int
+    sheet: int
+    output: str
+
+
+@dataclass
 class FlopsConfig(TrainConfig):
     """A network, and the image sizes at which its costs are counted."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import logging
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,20 +36,48 @@ def image_files(images: str | None) -> list[Path]:
     return found
 
 
-def read_rgb(path: str | Path, *, upright: bool = False) -> np.ndarray:
-    """An image file as (H, W, 3) uint8.
+def named_images(words: Sequence[str]) -> list[Path]:
+    """The files that ``images=[...]`` means, each once: files, folders (see :func:`image_files`) and patterns.
 
     Args:
-        upright: turn it as its EXIF data says, as OpenCV does and torchvision does not.
+        words: a name that exists is that file or folder; any other is a pattern as of :mod:`glob`, with ``**``.
+
+    Raises:
+        UserError: nothing given, or one of them is nothing.
+    """
+    if not words:
+        raise UserError("images=[] names no image; give files, folders or patterns such as '*.jpg'")
+    found: list[Path] = []
+    for word in words:
+        places = [word] if Path(word).exists() else sorted(glob.glob(word, recursive=True))
+        if not places:
+            raise UserError(f"images: there is no file, folder or match of {word}; check the name")
+        for place in places:
+            found += image_files(place)
+    return list(dict.fromkeys(found))
+
+
+def read_image(path: str | Path, mode: str, *, upright: bool = False) -> Image.Image:
+    """An image file, decoded as training data is.
+
+    Args:
+        mode: of Pillow, ``L`` or ``RGB``. upright: turn it as its EXIF data says, as OpenCV does and torchvision does
+            not.
 
     Raises:
         UserError: it cannot be decoded.
     """
     try:
-        with Image.open(path) as file:
-            return np.array(converted(ImageOps.exif_transpose(file) if upright else file, "RGB"))
+        with Image.open(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # corrupt metadata beside good pixels
+            return converted(ImageOps.exif_transpose(file) if upright else file, mode)
     except DECODE_ERRORS as error:
         raise UserError(f"{path} cannot be decoded ({error}); replace it or take it out") from error
+
+
+def read_rgb(path: str | Path, *, upright: bool = False) -> np.ndarray:
+    """An image file as (H, W, 3) uint8; arguments and errors as of :func:`read_image`."""
+    return np.array(read_image(path, "RGB", upright=upright))
 
 
 def readable(files: Iterable[Path], *, upright: bool = False) -> Iterator[tuple[Path, np.ndarray]]:

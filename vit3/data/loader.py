@@ -222,7 +222,7 @@ def make_train_loader(
 
 def make_eval_loader(
     dataset: Dataset, batch_size: int, *, rank: int, world_size: int, img_size, in_chans: int, mean, std,
-    interpolation: str, crop_pct: float, workers: int, device: torch.device,
+    interpolation: str, crop_pct: float, workers: int, device: torch.device, crop_mode: str = "center",
     batches: Sequence[Sequence[int]] | None = None,
 ) -> PrefetchLoader:  # fmt: skip
     """The loader of evaluation batches: every image in order, dealt out to the processes.
@@ -232,12 +232,14 @@ def make_eval_loader(
 
     Args:
         batch_size: per process.
+        crop_mode: timm's name for how an image comes to the wanted size; all data of ours take the middle.
         batches: numbers of the images of each batch, instead of the above.
     """
     normalise = dict(mean=tuple(mean), std=tuple(std))
     dataset.transform = create_transform(
-        (in_chans, *img_size), use_prefetcher=True, interpolation=interpolation, crop_pct=crop_pct, **normalise
-    )
+        (in_chans, *img_size), use_prefetcher=True, interpolation=interpolation, crop_pct=crop_pct, crop_mode=crop_mode,
+        **normalise,
+    )  # fmt: skip
     if batches is None:
         sampler = OrderedDistributedSampler(dataset, num_replicas=world_size, rank=rank)
         order = dict(batch_size=batch_size, sampler=sampler)

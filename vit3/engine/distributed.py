@@ -60,6 +60,23 @@ class Processes:
         return type(number)(box.item())
 
 
+def usable_device(device: str) -> torch.device:
+    """The device of a name; ``auto`` is a GPU if there is one.
+
+    Raises:
+        UserError: no such device, or no GPU here.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise UserError(f"device={device} is unknown; use one of: auto, cpu, cuda") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda, but PyTorch sees no GPU here; use device=cpu, or install a CUDA build of torch")
+    return chosen
+
+
 def start_processes(device: str = "auto", *, timeout_minutes: float = 30) -> Processes:
     """Join the processes that torchrun, srun or submitit started, or be the only one.
 
@@ -72,10 +89,7 @@ def start_processes(device: str = "auto", *, timeout_minutes: float = 30) -> Pro
         UserError: ``cuda`` is wanted and there is none, or no GPU of its own; the environment is inconsistent; the
             others do not come.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda, but PyTorch sees no GPU here; use device=cpu, or install a CUDA build of torch")
+    device = usable_device(device).type
     place = find_place(os.environ)
     chosen = torch.device("cuda", _gpu_of(place)) if device == "cuda" else torch.device("cpu")
     if device == "cuda":

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vit3.engine.distributed import Processes
 from vit3.engine.precision import autocast
+
+
+def shown_pixels(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """Normalised images (b, C, H, W) as pixels (b, H, W, C), uint8.
+
+    Args:
+        mean, std: per channel, to undo the normalisation.
+    """
+    shift, scale = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (mean, std))
+    pixels = ((images.float() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
+    return pixels.permute(0, 2, 3, 1).cpu().numpy()
 
 
 @torch.inference_mode()
@@ -24,15 +36,11 @@ def predict_sample(model: nn.Module, loader, processes: Processes, *, count: int
     """
     was_training = model.training
     model.eval()
-    shift, scale = (torch.tensor(v, device=processes.device).view(-1, 1, 1) for v in (mean, std))
     kept: dict[bool, list] = {True: [], False: []}  # by whether the prediction is wrong
     for images, target in islice(loader, 200):
         with autocast(processes.device, amp):
             predicted = model(images).argmax(dim=-1)
-        pixels = ((images.float() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
-        for image, label, prediction in zip(
-            pixels.permute(0, 2, 3, 1).cpu().numpy(), target.tolist(), predicted.tolist()
-        ):
+        for image, label, prediction in zip(shown_pixels(images, mean, std), target.tolist(), predicted.tolist()):
             group = kept[label != prediction]
             if label >= 0 and len(group) < count:
                 group.append((image, label, prediction))
