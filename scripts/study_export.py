@@ -1,4 +1,4 @@
-"""Export every published network (fresh weights, seed 0) to every format: ``python scripts/study_export.py OUT [NAME …]``.
+"""Export every published network (fresh weights, seed 0): ``python scripts/study_export.py OUT [NAME …]``.
 
 Writes a report for each network and ``summary.md`` below OUT; networks that have a report there are left out, so the
 same command goes on where it stopped. Takes hours on two CPU cores, most of them in AOTInductor.
@@ -12,15 +12,15 @@ from pathlib import Path
 
 import timm
 import torch
+from vit3.export.report import write_report
 
 from vit3.export import Subject
 from vit3.export.formats import FORMATS, export
-from vit3.export.report import write_report
 from vit3.export.signature import Signature
-from vit3.models import GENERATOR_NAMES, MODEL_NAMES
-from vit3.models.official import DENSE_NAMES
+from vit3.models import DENSE_NAMES, GENERATOR_NAMES, MODEL_NAMES
 
 NAMES = (*MODEL_NAMES, *DENSE_NAMES, "dit3_s_8")
+STEP = 32  # of the sides that AOTInductor's packages take
 
 
 def fresh(name: str) -> Subject:
@@ -48,7 +48,7 @@ def main() -> None:
         subject = fresh(name)
         signature = Signature.of(subject)
         results = []
-        for result in export(subject, FORMATS, signature, folder):
+        for result in export(subject, FORMATS, signature, folder, multiple=STEP):
             print(name, result.format, result.error or f"passed {result.passed}, {result.seconds:.0f} s", flush=True)
             results.append(result)
         write_report(folder, subject, signature, results)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 from vit3.export.report import write_report
-from vit3.export.signature import Signature
 
 from vit3.build import build_subject
 from vit3.cli import run_tool, stored_config
 from vit3.config import ExportConfig, nearest, typed
 from vit3.errors import Interrupted, UserError
 from vit3.export.formats import FORMATS, Result, export
+from vit3.export.signature import Signature
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 logger = logging.getLogger("vit3.export")
@@ -31,13 +31,20 @@ def run_export(cfg: DictConfig) -> None:
         raise UserError(f"push={options.push} uploads the hub folder; add safetensors to format")
     subject = build_subject(options, partial(stored_config, configs=CONFIGS))
     try:
-        signature = Signature.of(subject, tuple(options.dynamic), subject.img_size)
+        signature = Signature.of(subject, tuple(options.dynamic))
+        signature.in_steps(options.multiple)
     except ValueError as error:
         raise UserError(str(error)) from error
     folder = _folder(options)
     logger.info("%s (%s weights of %s) to %s", subject.name, subject.weights, subject.source.get("file"), folder)
     results: list[Result] = []
-    how = dict(dtype=options.dtype, device=options.device, license=options.license, push=options.push)
+    how = dict(
+        dtype=options.dtype,
+        device=options.device,
+        multiple=options.multiple,
+        license=options.license,
+        push=options.push,
+    )
     try:
         for result in export(subject, options.format, signature, folder, **how):
             results.append(result)

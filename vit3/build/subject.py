@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -22,9 +21,8 @@ from vit3.errors import UserError
 from vit3.export import Subject
 from vit3.files import sha256_of
 from vit3.inner import InnerSpec
-from vit3.models import GENERATOR_NAMES, MODEL_NAMES
-from vit3.models.official import DENSE_NAMES
-from vit3.models.places import resolve
+from vit3.models import DENSE_NAMES, GENERATOR_NAMES, MODEL_NAMES
+from vit3.models.places import CONFIG, WEIGHTS, read_config, resolve
 from vit3.models.unpickle import read_checkpoint
 from vit3.models.weights import holds_average, load_weights, read_tensors
 
@@ -48,8 +46,10 @@ def build_subject(options: ExportConfig, complete: Callable[[dict], DictConfig])
     if options.model is not None and not timm.is_model(options.model):
         known = (*MODEL_NAMES, *DENSE_NAMES, *GENERATOR_NAMES)
         raise UserError(f"model={options.model} is no registered model; {nearest(options.model, known)}")
+    if path.name == WEIGHTS and (path.parent / CONFIG).is_file() and options.model is None:
+        path = path.parent
     try:
-        if (path / "config.json").is_file():
+        if (path / CONFIG).is_file():
             subject = _from_hub_folder(path, options)
         elif path.is_dir() or _is_ours(path):
             subject = _from_run(path, options, complete)
@@ -107,9 +107,9 @@ def _backbone_of(subject: Subject, name: str) -> Subject:
 
 def _from_weights(options: ExportConfig) -> Subject:
     """A file of weights, ours or the authors', from a disk, an address or the hub."""
+    path = resolve(options.checkpoint, sha256=options.sha256)
     if options.model is None:
         raise ValueError("the file does not say which model it is; set model=NAME, such as model=h_vit3_tiny")
-    path = resolve(options.checkpoint, sha256=options.sha256)
     averaged = path.suffix != ".safetensors" and holds_average(path)
     if averaged and options.weights == "auto" and _holds_raw(path):
         raise ValueError("the file holds raw and averaged weights; set weights=ema or weights=raw")
@@ -119,7 +119,7 @@ def _from_weights(options: ExportConfig) -> Subject:
     model = timm.create_model(name, **kwargs)
     report = load_weights(model, path, ema=ema)
     logger.info("%s", report)
-    kind = "generator" if name in GENERATOR_NAMES else "features" if name in DENSE_NAMES else "classifier"
+    kind = _kind(name)
     cfg = {} if kind == "generator" else resolve_model_data_config(_described(model, name))
     size = model.img_size if kind == "generator" else cfg.pop("input_size")[-2:]
     return Subject(
@@ -128,7 +128,7 @@ def _from_weights(options: ExportConfig) -> Subject:
         name=name,
         kwargs=kwargs,
         img_size=tuple(size),
-        preprocessing={key: cfg[key] for key in ("mean", "std", "interpolation", "crop_pct") if key in cfg},
+        preprocessing=_known_preprocessing(cfg, model.in_chans),
         weights="ema" if ema else "raw" if averaged else "stored",
         source={"file": path.name, "sha256": sha256_of(path)},
     )
@@ -138,13 +138,13 @@ def _from_hub_folder(path: Path, options: ExportConfig) -> Subject:
     """A folder in timm's hub layout."""
     if options.weights != "auto":
         raise ValueError(f"weights={options.weights} is no choice here, a hub folder holds one kind; leave it out")
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config = read_config(path)
     file = resolve(path, sha256=options.sha256)
     name, kwargs = config["architecture"], dict(config.get("model_args") or {})
     model = timm.create_model(f"local-dir:{path}", pretrained=True)
     cfg = config.get("pretrained_cfg", {})
     classes = cfg.get("label_names") or config.get("label_names")
-    kind = "generator" if name in GENERATOR_NAMES else "features" if name in DENSE_NAMES else "classifier"
+    kind = _kind(name)
     return Subject(
         model=model,
         kind=kind,
@@ -152,11 +152,16 @@ def _from_hub_folder(path: Path, options: ExportConfig) -> Subject:
         kwargs=kwargs,
         img_size=tuple(model.img_size if kind == "generator" else cfg["input_size"][-2:]),
         classes=tuple(classes) if classes else None,
-        preprocessing={key: cfg[key] for key in ("mean", "std", "interpolation", "crop_pct") if key in cfg},
+        preprocessing=_known_preprocessing(cfg, model.in_chans),
         weights=config.get("weights", "stored"),
         training=config.get("training", {}),
         source=config.get("source") or {"file": file.name, "sha256": sha256_of(file)},
     )
+
+
+def _kind(name: str) -> str:
+    """Which of :data:`vit3.export.KINDS` a registered model is."""
+    return "generator" if name in GENERATOR_NAMES else "features" if name in DENSE_NAMES else "classifier"
 
 
 def _is_ours(path: Path) -> bool:
@@ -246,6 +251,12 @@ def _plain(values: Any) -> Any:
 def _preprocessing(cfg: TrainConfig) -> dict[str, Any]:
     d = cfg.data
     return dict(mean=list(d.mean), std=list(d.std), interpolation=d.interpolation, crop_pct=d.crop_pct)
+
+
+def _known_preprocessing(cfg: dict[str, Any], in_chans: int) -> dict[str, Any]:
+    """What timm's configuration says of the test images; a mean of three colours says nothing of other channels."""
+    known = {key: cfg[key] for key in ("mean", "std", "interpolation", "crop_pct") if key in cfg}
+    return {key: value for key, value in known.items() if key not in ("mean", "std") or len(value) == in_chans}
 
 
 def _training(stored: Stored, kind: str) -> dict[str, Any]:

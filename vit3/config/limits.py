@@ -48,6 +48,7 @@ RANGES = {
     "topk": (1, None),
     "blocks": (0, None),
     "latent_scale": (1e-12, None),
+    "multiple": (1, None),
     "shard_size": (1, None),
     "neighbours": (1, None),
     "splits": (1, None),

@@ -311,6 +311,7 @@ class ExportConfig:
     sha256: Optional[str]
     format: List[str]
     dynamic: List[str]
+    multiple: int
     img_size: Optional[List[int]]
     dtype: str
     device: str

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import timm
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
 
+from vit3.errors import UserError
 from vit3.export.aoti import open_package, write_package
-from vit3.export.hub import write_hub_folder
-from vit3.export.official import write_official
-from vit3.export.onnx import open_onnx, write_onnx
+from vit3.export.hub import open_hub_folder, write_hub_folder
+from vit3.export.official import open_official, write_official
+from vit3.export.onnx import HALF_BOUND, open_onnx, write_onnx
 from vit3.export.program import export_program, open_program, save_program
 from vit3.export.signature import Signature
 from vit3.export.subject import Subject
-from vit3.export.verify import Check, verify
-from vit3.models.official import from_official
-from vit3.models.weights import read_tensors
+from vit3.export.verify import BOUND, Check, verify
 
 FORMATS = ("safetensors", "onnx", "pt2", "aoti", "official")
 _TRACED = ("onnx", "pt2", "aoti")  # made of a graph; the others are weights alone
@@ -58,6 +57,7 @@ def export(
     *,
     dtype: str = "float32",
     device: str = "cpu",
+    multiple: int = 1,
     license: str = "mit",
     push: str | None = None,
 ) -> Iterator[Result]:
@@ -67,36 +67,46 @@ def export(
 
     Args:
         formats: some of ``FORMATS``. signature: of the graphs, see :class:`vit3.export.signature.Signature`.
-        folder: of all files. dtype: of ``onnx``. device: of ``aoti``. license: on the model card. push: OWNER/NAME on
-            the hub, for ``safetensors``.
+        folder: of all files. dtype: of ``onnx``. device, multiple: of ``aoti`` (:meth:`Signature.in_steps`).
+        license: on the model card. push: OWNER/NAME on the hub, for ``safetensors``.
 
     Yields:
         A result for each format, as soon as it is there.
     """
-    program: ExportedProgram | None = None
+    steps = {name: signature.in_steps(multiple if name == "aoti" else 1) for name in formats}
+    programs: dict[int, ExportedProgram] = {}  # by the step of their sides
     for name in formats:
         started, path = time.monotonic(), folder / file_names(subject, dtype)[name]
         try:
-            if name in _TRACED and program is None:
-                program = export_program(subject, signature)
+            if name in _TRACED:
+                if steps[name].multiple not in programs:
+                    programs[steps[name].multiple] = export_program(subject, steps[name])
+                program = programs[steps[name].multiple]
             if name == "safetensors":
-                run = _hub_folder(subject, path, license, push)
+                write_hub_folder(subject, path, license=license, push=push)
+                run = open_hub_folder(path)
             elif name == "official":
-                run = _official(subject, path)
+                write_official(subject, path)
+                run = open_official(path, subject)
             elif name == "onnx":
-                write_onnx(program, signature, path, dtype=dtype, subject=subject)
+                with _whole(path) as arriving:
+                    write_onnx(program, steps[name], arriving, dtype=dtype)
                 run = open_onnx(path)
             elif name == "pt2":
-                save_program(program, signature, path)
+                with _whole(path) as arriving:
+                    save_program(program, steps[name], arriving)
                 run = open_program(path)
             else:
-                write_package(program, signature, path, device=device)
-                run = open_package(path, device=device)
-        except (ValueError, RuntimeError, ModuleNotFoundError) as error:
+                with _whole(path) as arriving:
+                    write_package(program, steps[name], arriving, device=device)
+                run = open_package(path)
+        except (ValueError, RuntimeError, ModuleNotFoundError, UserError) as error:
             yield Result(name, path, seconds=time.monotonic() - started, error=str(error))
             continue
         seconds = time.monotonic() - started
-        yield Result(name, path, tuple(verify(subject.model, run, signature)), seconds)
+        half = name == "onnx" and dtype == "float16"
+        checks = verify(subject.model, run, steps[name], HALF_BOUND if half else BOUND, relative=half)
+        yield Result(name, path, tuple(checks), seconds)
 
 
 def file_names(subject: Subject, dtype: str = "float32") -> dict[str, str]:
@@ -111,25 +121,10 @@ def file_names(subject: Subject, dtype: str = "float32") -> dict[str, str]:
     }
 
 
-def _hub_folder(subject: Subject, path: Path, license: str, push: str | None) -> Run:
-    write_hub_folder(subject, path, license=license, push=push)
-    return _as_tuple(timm.create_model(f"local-dir:{path}", pretrained=True))
-
-
-def _official(subject: Subject, path: Path) -> Run:
-    write_official(subject, path)
-    model = timm.create_model(subject.name, **subject.kwargs)
-    model.load_state_dict(from_official(read_tensors(path), subject.name))
-    return _as_tuple(model)
-
-
-def _as_tuple(model: nn.Module) -> Run:
-    """The network read back, as the other formats are run."""
-    model.eval()
-
-    @torch.inference_mode()
-    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-        found = model(*inputs)
-        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
-
-    return run
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Context for a file (and those beside it) to be written, that is then at ``path`` whole, or not at all."""
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        yield Path(folder) / path.name
+        for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name):
+            file.replace(path.parent / file.name)

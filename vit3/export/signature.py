@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Signature:
     |---|---|---|
     | classifier | ``images`` (B, in_chans, H, W) float32, normalised | ``logits`` (B, classes) |
     | features | the same | ``map_4``, ``map_8``, … by their strides |
-    | generator | ``latents`` (B, C, H, W) float32, ``times`` (B,) float32, ``labels`` (B,) int64 | ``noise`` (B, …, H, W) |
+    | generator | ``latents`` (B, C, H, W) float32, ``times`` (B,) float32, ``labels`` (B,) int64 | ``noise`` |
 
     Attributes:
         kind: as of :class:`vit3.export.Subject`.
@@ -52,6 +52,7 @@ class Signature:
         lowest: smallest side while sizes are free. PyTorch's exporter treats an axis of length 1 as another network,
             so the last grid must have two tokens a side: one pixel more than the largest stride (33 of H-ViT³, 17 of
             ViT³ with patches of 16, patch + 1 of DiT³).
+        multiple: free sides are multiples of it; compilers take far less time where it is the largest stride.
         labels: of a generator, labels 0 to labels - 1; the last one stands for no class.
         about: what users of the file have to know (JSON): name, preprocessing, classes, weights, source.
     """
@@ -63,6 +64,7 @@ class Signature:
     img_size: tuple[int, int]
     dynamic: tuple[str, ...]
     lowest: int
+    multiple: int = 1
     labels: int = 0
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -94,7 +96,21 @@ class Signature:
         }
         labels = model.num_classes + 1 if subject.kind == "generator" else 0
         inputs, outputs = names[subject.kind]
-        return cls(subject.kind, inputs, outputs, subject.in_chans, size, wanted, stride + 1, labels, about)
+        return cls(subject.kind, inputs, outputs, subject.in_chans, size, wanted, stride + 1, 1, labels, about)
+
+    def in_steps(self, multiple: int) -> Signature:
+        """The same, with free sides that are multiples of ``multiple``.
+
+        Raises:
+            ValueError: the nominal sides are not.
+        """
+        if multiple == 1 or "size" not in self.dynamic:
+            return self
+        if any(side % multiple for side in self.img_size):
+            raise ValueError(
+                f"multiple={multiple} does not divide img_size={list(self.img_size)}; set another img_size"
+            )
+        return replace(self, multiple=multiple, lowest=-(-self.lowest // multiple) * multiple)
 
     @property
     def batch(self) -> str | None:
@@ -109,7 +125,10 @@ class Signature:
 
     def dynamic_shapes(self) -> tuple[dict[int, Dim] | None, ...]:
         """The free axes as :func:`torch.export.export` wants them."""
-        dims = {"batch": Dim("batch"), "height": Dim("height", min=self.lowest), "width": Dim("width", min=self.lowest)}
+        step = self.multiple
+        sides = [step * Dim(name, min=self.lowest // step) if step > 1 else Dim(name, min=self.lowest)
+                 for name in ("height", "width")]  # fmt: skip
+        dims = {"batch": Dim("batch"), "height": sides[0], "width": sides[1]}
         return tuple({at: dims[name] for at, name in axes.items()} or None for axes in self.axes().values())
 
     def make(self, batch: int, height: int, width: int, seed: int = 0, scale: float = 1.0) -> tuple[Tensor, ...]:
@@ -126,7 +145,7 @@ class Signature:
         if "size" not in self.dynamic:
             return self.make(self._batch(2), *self.img_size)
         height, width = (max(side, self.lowest) for side in self.img_size)
-        return self.make(self._batch(2), height, width + self.lowest - 1)
+        return self.make(self._batch(2), height, self._side(width + self.lowest - 1))
 
     def probes(self) -> list[Probe]:
         """Inputs that must give what the network gives: other batches and sizes, and large values."""
@@ -136,7 +155,8 @@ class Signature:
         batches = (1, 3, 8) if self.batch else (1,)
         found = [Probe(f"batch {n}", self.make(n, height, width, seed=n)) for n in batches]
         if "size" in self.dynamic:
-            low, high = max(self.lowest, width * 3 // 4) | 1, (height * 5 // 4) | 1  # odd: no stride divides them
+            low, high = self._side(max(self.lowest, width * 3 // 4)), self._side(height * 5 // 4)
+            low, high = (low | 1, high | 1) if self.multiple == 1 else (low, high)  # odd: no stride divides them
             found.append(Probe("smallest height", self.make(batch, self.lowest, low, seed=11)))
             found.append(Probe("larger, not square", self.make(batch, high, low, seed=12)))
         found.append(Probe(f"values times {LARGE:g}", self.make(batch, height, width, seed=13, scale=LARGE)))
@@ -145,11 +165,14 @@ class Signature:
     def refused(self) -> list[Probe]:
         """Inputs that were not declared: they must be refused, or give what the network gives."""
         (height, width), batch = self.img_size, self._batch(2)
-        stride = self.lowest - 1
+        stride = self.lowest - self.multiple
         if "size" in self.dynamic:
             height, width = max(height, self.lowest), max(width, self.lowest)
             small = self.make(batch, stride, width, seed=22)
-            found = [Probe(f"height below {self.lowest}", small)]
+            found = [Probe(f"height below {self.lowest}", small)] if stride else []
+            if self.multiple > 1:
+                what = f"height no multiple of {self.multiple}"
+                found.append(Probe(what, self.make(batch, height + 1, width, seed=24)))
         else:
             found = [Probe("another size", self.make(batch, height + stride, width, seed=22))]
         if not self.batch:
@@ -169,11 +192,12 @@ class Signature:
             axes, fixed = self.axes()[name], (1,) if name in (TIMES, LABELS) else (1, self.in_chans, *self.img_size)
             allowed = ", ".join(axes.get(i, str(side)) for i, side in enumerate(fixed))
             wrong = x.ndim != len(fixed) or any(
-                side < (self.lowest if i >= 2 else 1) if i in axes else side != fixed[i]
+                (side < self.lowest or side % self.multiple if i >= 2 else side < 1) if i in axes else side != fixed[i]
                 for i, side in enumerate(x.shape)
             )
             if wrong:
                 low = f" with sides of at least {self.lowest}" if {2, 3} & axes.keys() else ""
+                low += f" that are multiples of {self.multiple}" if low and self.multiple > 1 else ""
                 raise ValueError(f"{name} are {tuple(x.shape)}, but this file was exported for ({allowed}){low}; "
                                  "resize them, or export the network again for this shape")  # fmt: skip
             if x.shape[0] != inputs[0].shape[0]:
@@ -190,6 +214,10 @@ class Signature:
         values = json.loads(text)
         known = {f.name: values[f.name] for f in fields(cls)}
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+
+    def _side(self, side: int) -> int:
+        """``side``, or the next one above it that is allowed."""
+        return -(-side // self.multiple) * self.multiple
 
     def _batch(self, wanted: int) -> int:
         return wanted if self.batch else 1

@@ -1,0 +1,134 @@
+"""tools/export.py: from a run to files that are compared with it, and what it refuses."""
+
+import json
+import logging
+
+import pytest
+import timm
+import torch
+from vit3.tools.export import run_export
+from vit3.tools.train import train
+
+from tests.toy import compose_config, no_pictures, short_run
+from vit3.errors import UserError
+from vit3.export import formats
+from vit3.models.weights import read_tensors, write_tensors
+
+NARROW = ("++model.kwargs.depth=1", "++model.kwargs.embed_dim=32", "model.kwargs.patch_size=4")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run folder of one epoch of one narrow block, with averaged weights."""
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        no_pictures(patch.setattr)
+        train(short_run(folder, "name=r", "engine.ema_decay=0.9", *NARROW))
+    return folder / "r"
+
+
+def exported(checkpoint, output, *overrides):
+    run_export(compose_config(f"checkpoint={checkpoint}", f"output={output}", *overrides, root="export"))
+    return json.loads((output / "export.json").read_text())
+
+
+def report_of(report, name):
+    return next(entry for entry in report["formats"] if entry["format"] == name)
+
+
+def test_a_run_becomes_files_that_are_equal_to_it(run, tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        report = exported(run, tmp_path, "weights=ema", "format=[safetensors,pt2,onnx]")
+    assert [entry["format"] for entry in report["formats"]] == ["safetensors", "pt2", "onnx"]
+    for entry in report["formats"]:
+        assert entry["passed"] and {check["shape"][0] for check in entry["checks"]} >= {1, 3, 8}
+        assert (tmp_path / entry["file"]).exists() and f"{entry['format']:12} {entry['file']}" in caplog.text
+    assert max(check["difference"] or 0 for check in report_of(report, "safetensors")["checks"]) == 0
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'vit3_tiny_hub'}", pretrained=True)
+    ours = torch.load(run / "best_ema.pt", weights_only=True)["state_dict_ema"]
+    assert all(torch.equal(value, ours[name]) for name, value in loaded.state_dict().items())
+    config = json.loads((tmp_path / "vit3_tiny_hub" / "config.json").read_text())
+    record = torch.load(run / "best_ema.pt", weights_only=True)["record"]
+    assert config["training"]["top1"] == record["val_ema/top1"] and config["weights"] == "ema"
+    assert "export.md" in caplog.text and "onnx" in (tmp_path / "export.md").read_text()
+
+
+def test_a_hub_folder_and_a_bare_file_are_exported_again(run, tmp_path):
+    exported(run, tmp_path / "a", "weights=raw")
+    again = exported(tmp_path / "a" / "vit3_tiny_hub", tmp_path / "b")
+    first, second = (read_tensors(tmp_path / name / "vit3_tiny_hub" / "model.safetensors") for name in "ab")
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    assert again["formats"][0]["passed"]
+
+
+def test_kinds_of_weights_are_never_guessed(run, tmp_path):
+    with pytest.raises(UserError, match="set weights=ema or weights=raw"):
+        exported(run, tmp_path)
+    newest = max((run / "checkpoints").glob("*.pt"))
+    with pytest.raises(UserError, match="set weights=ema or weights=raw"):
+        exported(newest, tmp_path)
+    with pytest.raises(UserError, match="weights=ema, but .* holds raw weights"):
+        exported(run / "best_raw.pt", tmp_path, "weights=ema")
+
+
+def test_a_wrong_file_ends_the_command(run, tmp_path, monkeypatch):
+    """Damage one format after it was written: the others stay, the report says which, the command fails."""
+    open_program = formats.open_program
+
+    def damaged(path):
+        whole = open_program(path)
+        return lambda *inputs: tuple(-output for output in whole(*inputs))
+
+    monkeypatch.setattr(formats, "open_program", damaged)
+    with pytest.raises(UserError, match="not verified: pt2;"):
+        exported(run, tmp_path, "weights=raw", "format=[pt2,safetensors]")
+    report = json.loads((tmp_path / "export.json").read_text())
+    assert [entry["passed"] for entry in report["formats"]] == [False, True]
+
+
+def test_a_format_that_cannot_be_is_a_sentence_and_the_others_are_made(run, tmp_path):
+    with pytest.raises(UserError, match="not verified: official;"):
+        exported(run, tmp_path, "weights=raw", "format=[official,safetensors]")  # this narrow one is not the authors'
+    report = json.loads((tmp_path / "export.json").read_text())
+    assert "not the published network" in report_of(report, "official")["error"]
+    assert report_of(report, "safetensors")["passed"]
+
+
+def test_the_backbone_of_a_classifier(tmp_path):
+    """A file of a classifier's weights as a backbone of detectors: the norms of its maps alone are fresh."""
+    model = timm.create_model("h_vit3_tiny", num_classes=3, in_chans=1)
+    write_tensors(tmp_path / "c.safetensors", model.state_dict())
+    report = exported(tmp_path / "c.safetensors", tmp_path / "out", "model=h_vit3_tiny_dense", "img_size=[64,64]")
+    assert report["formats"][0]["passed"]
+    dense = timm.create_model(f"local-dir:{tmp_path / 'out' / 'h_vit3_tiny_dense_hub'}", pretrained=True).eval()
+    x = torch.randn(1, 1, 64, 96)
+    with torch.no_grad():
+        stages = model.eval().forward_intermediates(x, intermediates_only=True)
+        maps = dense(x)
+    for i, (mine, whole) in enumerate(zip(maps, stages)):
+        assert torch.equal(mine, getattr(dense, f"norm{i}")(whole.movedim(1, -1)).movedim(-1, 1))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["format=[onxx]"], "format=onxx is not allowed; did you mean onnx"),
+        (["dynamic=[height]"], "dynamic=height is unknown"),
+        (["push=me/mine", "format=[pt2]"], "push=me/mine uploads the hub folder; add safetensors"),
+        (["model=h_vit3_tin"], "model=h_vit3_tin is no registered model; did you mean h_vit3_tiny"),
+        (["model=h_vit3_tiny_dense"], "the checkpoint holds vit3_tiny"),
+    ],
+)
+def test_refusals(run, tmp_path, overrides, sentence):
+    with pytest.raises(UserError, match=sentence):
+        exported(run / "best_raw.pt", tmp_path, *overrides)
+
+
+def test_places_that_are_not_there(tmp_path):
+    with pytest.raises(UserError, match="nowhere: no such file"):
+        exported(tmp_path / "nowhere", tmp_path)
+    write_tensors(tmp_path / "w.safetensors", {"a": torch.zeros(2)})
+    with pytest.raises(UserError, match="set model=NAME"):
+        exported(tmp_path / "w.safetensors", tmp_path)
+    with pytest.raises(UserError, match="fits 0.0 % of the model"):
+        exported(tmp_path / "w.safetensors", tmp_path, "model=vit3_tiny")
