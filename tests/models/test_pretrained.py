@@ -9,8 +9,10 @@ import torch
 from tests.helpers import same_dict
 from tests.models.official_files import official_generator, official_weights, save_official
 from vit3.models import GENERATOR_NAMES, MODEL_NAMES, published
+from vit3.models.dense import DenseHViT3
 from vit3.models.official import from_official
 from vit3.models.published import PUBLISHED, PUBLISHED_GENERATORS
+from vit3.models.weights import WeightsError, write_tensors
 
 
 @pytest.fixture
@@ -150,3 +152,44 @@ def test_generators_without_network(name, cache, monkeypatch):
     with pytest.raises(RuntimeError, match=f"convert.py FILE.pth {name}.safetensors.*, and pass") as caught:
         published.fetch(name)
     assert PUBLISHED_GENERATORS[name]["address"] in str(caught.value)
+
+
+def test_dense_backbones_stand_on_the_classifier(cache, monkeypatch, caplog):
+    """The published trunk, with norms of the maps that no classifier has."""
+    shape = dict(dims=(16, 32), depths=(1, 1), num_heads=(2, 2))
+    origin = timm.create_model("h_vit3_tiny", **shape)
+    cache.joinpath("hub", "checkpoints").mkdir(parents=True)
+    write_tensors(cache / "hub" / "checkpoints" / "h_vit3_tiny.safetensors", origin.state_dict())
+    options = dict(shape, out_indices=(0, 1))
+    with caplog.at_level("INFO", logger="vit3.models.published"):
+        model = timm.create_model("h_vit3_tiny_dense", pretrained=True, **options)
+    assert isinstance(model, DenseHViT3)
+    own = {name: value for name, value in model.state_dict().items() if not name.startswith("norm")}
+    assert same_dict(own, {name: value for name, value in origin.state_dict().items() if name in own})
+    assert "published weights, but fresh: norm0.weight, norm0.bias, norm1.weight" in caplog.messages[-1]
+    with pytest.raises(ValueError, match="weights of h_vit3_tiny_dense fit mixer='ttt' only"):
+        timm.create_model("h_vit3_tiny_dense", pretrained=True, mixer="softmax", **options)
+
+
+def test_a_file_in_place_of_the_published_one(tmp_path):
+    """timm's overlay, for networks that its builder does not build; of the file nothing may lack."""
+    options = dict(embed_dim=32, depth=1, num_heads=2, mixer="softmax")
+    origin = timm.create_model("dit3_s_8", **options)
+    write_tensors(tmp_path / "file.safetensors", origin.state_dict())
+    given = dict(pretrained=True, pretrained_cfg_overlay={"file": str(tmp_path / "file.safetensors")}, **options)
+    assert same_dict(timm.create_model("dit3_s_8", **given).state_dict(), origin.state_dict())
+    state = origin.state_dict()
+    del state["blocks.0.mlp.fc1.bias"]
+    write_tensors(tmp_path / "file.safetensors", state)
+    with pytest.raises(WeightsError, match="lacks 1 tensors of dit3_s_8, blocks.0.mlp.fc1.bias for one"):
+        timm.create_model("dit3_s_8", **given)
+
+
+def test_another_mixer_loads_its_own_file(network, tmp_path):
+    """Only the published file asks for the published block."""
+    options = dict(embed_dim=32, depth=1, num_heads=2, mixer="softmax", pos="rope")
+    origin = timm.create_model("vit3_tiny", **options)
+    write_tensors(tmp_path / "file.safetensors", origin.state_dict())
+    overlay = {"file": str(tmp_path / "file.safetensors")}
+    model = timm.create_model("vit3_tiny", pretrained=True, pretrained_cfg_overlay=overlay, **options)
+    assert same_dict(model.state_dict(), origin.state_dict()) and network == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import tempfile
@@ -41,14 +42,14 @@ def write_hub_folder(subject: Subject, folder: Path, license: str = "mit", push:
     Raises:
         UserError: the folder holds something else, arguments that JSON cannot hold, or the upload failed.
     """
-    folder = Path(folder)
+    folder, subject = Path(folder), dataclasses.replace(subject, model=bare(subject.model))
     _check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     arriving = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     leaving = arriving.with_name(f"{arriving.name}.old")
     try:
         facts = {"model": subject.name, "weights": subject.weights}
-        write_tensors(arriving / WEIGHTS, bare(subject.model).state_dict(), facts, subject.classes)
+        write_tensors(arriving / WEIGHTS, subject.model.state_dict(), facts, subject.classes)
         config = hub_config(subject, license) | {"sha256": sha256_of(arriving / WEIGHTS)}
         (arriving / CARD).write_text(model_card(subject, config, folder.name, push), encoding="utf-8")
         (arriving / CONFIG).write_text(_as_json(config), encoding="utf-8")
@@ -69,8 +70,8 @@ def write_hub_folder(subject: Subject, folder: Path, license: str = "mit", push:
 
 
 def hub_config(subject: Subject, license: str) -> dict[str, Any]:
-    """What ``config.json`` says: timm's keys, then those of ours that timm leaves alone."""
-    model = bare(subject.model)
+    """What ``config.json`` says of a bare model: timm's keys, then those of ours that timm leaves alone."""
+    model = subject.model
     known, pool = getattr(model, "pretrained_cfg", None) or {}, getattr(model, "global_pool", None)
     about = {
         "input_size": (subject.in_chans, *subject.img_size),

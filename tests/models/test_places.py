@@ -1,0 +1,162 @@
+"""Where weights may lie, what is checked on the way, and what is said where there are none."""
+
+import json
+from urllib.error import URLError
+
+import pytest
+import torch
+
+from tests.helpers import same_dict, shallow
+from vit3.files import sha256_of
+from vit3.models import published
+from vit3.models.places import download, resolve
+from vit3.models.weights import WeightsError, load_weights, read_tensors, write_tensors
+
+
+@pytest.fixture
+def model():
+    return shallow("vit3_tiny", num_classes=3)
+
+
+@pytest.fixture
+def folder(tmp_path, model):
+    """The layout of timm's hub, with a checksum."""
+    path = tmp_path / "folder"
+    write_tensors(path / "model.safetensors", model.state_dict())
+    (path / "config.json").write_text(json.dumps({"sha256": sha256_of(path / "model.safetensors")}))
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    return tmp_path / "torch" / "hub" / "checkpoints"
+
+
+def loads(model, place):
+    """Whether the loader takes all of ``model`` from there."""
+    other = shallow("vit3_tiny", num_classes=3)
+    load_weights(other, place)
+    return same_dict(other.state_dict(), model.state_dict())
+
+
+def test_file_and_folder(folder, model):
+    file = folder / "model.safetensors"
+    for place in (file, str(file), folder, str(folder), f"local-dir:{folder}"):
+        assert resolve(place) == file and loads(model, place)
+    assert resolve(file, sha256=sha256_of(file).upper()) == file
+    (folder / "config.json").unlink()
+    assert resolve(folder) == file
+
+
+def damage(path):
+    """One bit of the last value, which leaves the file readable."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_damaged_folder(folder, model):
+    damage(folder / "model.safetensors")
+    assert read_tensors(folder / "model.safetensors").keys() == model.state_dict().keys()
+    with pytest.raises(WeightsError, match="model.safetensors has the SHA-256 .*: the file is damaged or another"):
+        resolve(folder)
+    with pytest.raises(WeightsError, match="has the SHA-256"):
+        resolve(folder / "model.safetensors", sha256="0" * 64)
+
+
+def test_address_is_fetched_once(folder, model, cache, monkeypatch):
+    file = folder / "model.safetensors"
+    address = file.as_uri()
+    path = resolve(address)
+    assert path.parent == cache and path.name.endswith("-model.safetensors")
+    assert path.read_bytes() == file.read_bytes()
+    assert resolve(f"{address}#sha256={sha256_of(file)}") == path  # checked where it lies
+    file.unlink()
+    assert loads(model, address)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", None)
+    assert resolve(address) == path and [p.name for p in cache.iterdir()] == [path.name]
+
+
+def test_addresses_of_one_name_differ(tmp_path, cache):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(name)
+    paths = [download((tmp_path / name / "model.safetensors").as_uri()) for name in "ab"]
+    assert [path.read_text() for path in paths] == ["a", "b"]
+
+
+def test_wrong_checksum_leaves_nothing(folder, cache):
+    address = (folder / "model.safetensors").as_uri()
+    with pytest.raises(WeightsError, match=f"{address}: .* but {'0' * 64} was expected"):
+        resolve(f"{address}#sha256={'0' * 64}")
+    assert list(cache.iterdir()) == []
+
+
+def test_changed_file_is_fetched_again(folder, cache):
+    file = folder / "model.safetensors"
+    path = resolve(file.as_uri())
+    damage(file)
+    assert resolve(file.as_uri()).read_bytes() != file.read_bytes()
+    assert resolve(file.as_uri(), sha256=sha256_of(file)) == path and path.read_bytes() == file.read_bytes()
+
+
+def test_cut_off_download_leaves_nothing(cache, monkeypatch):
+    def cut_off(address, path, **options):
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise URLError("connection reset")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", cut_off)
+    with pytest.raises(WeightsError, match="https://x/y.pth could not be downloaded .*connection reset.*file instead"):
+        resolve("https://x/y.pth")
+    assert list(cache.iterdir()) == []
+
+
+def test_hub(folder, model, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    asked = []
+
+    def served(repo_id, filename, revision, cache_dir):
+        asked.append((repo_id, revision, filename))
+        return str(folder / filename)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", served)
+    assert loads(model, "hf-hub:owner/name@v2")
+    assert asked == [("owner/name", "v2", "model.safetensors"), ("owner/name", "v2", "config.json")]
+    damage(folder / "model.safetensors")
+    with pytest.raises(WeightsError, match="has the SHA-256"):
+        resolve("hf-hub:owner/name")
+
+    def offline(**options):
+        raise ConnectionError("no route to host\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    with pytest.raises(WeightsError, match=r"hf-hub:owner/name could not be fetched \(no route to host\)") as caught:
+        resolve("hf-hub:owner/name")
+    assert "\n" not in str(caught.value)
+
+
+def test_published_name(folder, model, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="dit3_s_8: no such file; weights are a file, a folder"):
+        resolve("dit3_s_8")  # no weights of it are published
+    monkeypatch.setattr(published, "fetch", lambda name, cache_dir: folder / "model.safetensors")
+    assert loads(model, "h_vit3_tiny")
+
+    def offline(name, cache_dir):
+        raise RuntimeError("pretrained=True: no network")
+
+    monkeypatch.setattr(published, "fetch", offline)
+    with pytest.raises(WeightsError, match="no network"):
+        resolve("dit3_b_2")
+
+
+def test_what_is_no_place(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere.pth: no such file; weights are a file, a folder"):
+        resolve("nowhere.pth")
+    with pytest.raises(WeightsError, match="is a folder without model.safetensors"):
+        resolve(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(WeightsError, match="config.json is not readable JSON"):
+        resolve(tmp_path)
