@@ -38,13 +38,7 @@ def run_export(cfg: DictConfig) -> None:
     folder = _folder(options)
     logger.info("%s (%s weights of %s) to %s", subject.name, subject.weights, subject.source.get("file"), folder)
     results: list[Result] = []
-    how = dict(
-        dtype=options.dtype,
-        device=options.device,
-        multiple=options.multiple,
-        license=options.license,
-        push=options.push,
-    )
+    how = {name: getattr(options, name) for name in ("dtype", "device", "multiple", "license", "push")}
     try:
         for result in export(subject, options.format, signature, folder, **how):
             results.append(result)

@@ -117,7 +117,9 @@ def open_program(path: Path) -> Run:
 
 def _sentence(subject: Subject, signature: Signature, error: Exception, probe: Probe | None = None) -> str:
     """Why there is no graph, and what can be done."""
-    reason = f"{type(error).__name__}: {_first(error)}" if probe is None else f"shape {probe.shape} is not as the others"
+    reason = (
+        f"{type(error).__name__}: {_first(error)}" if probe is None else f"shape {probe.shape} is not as the others"
+    )
     free = list(signature.dynamic)
     if "size" in free:
         cure = "its mixers may deal tokens in a number that depends on the size; use dynamic=[batch] and export it once for each size"

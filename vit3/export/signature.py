@@ -107,9 +107,7 @@ class Signature:
         if multiple == 1 or "size" not in self.dynamic:
             return self
         if any(side % multiple for side in self.img_size):
-            raise ValueError(
-                f"multiple={multiple} does not divide img_size={list(self.img_size)}; set another img_size"
-            )
+            raise ValueError(f"multiple={multiple} does not divide img_size={list(self.img_size)}; use another")
         return replace(self, multiple=multiple, lowest=-(-self.lowest // multiple) * multiple)
 
     @property

@@ -40,7 +40,9 @@ class Check:
 
 
 @torch.no_grad()
-def verify(model: nn.Module, run: Run, signature: Signature, bound: float = BOUND, relative: bool = False) -> list[Check]:
+def verify(
+    model: nn.Module, run: Run, signature: Signature, bound: float = BOUND, relative: bool = False
+) -> list[Check]:
     """Compare ``run`` with ``model``, in evaluation mode, in eager execution and with its own mixers.
 
     Args:
