@@ -41,7 +41,7 @@ class Signature:
     |---|---|---|
     | classifier | ``images`` (B, in_chans, H, W) float32, normalised | ``logits`` (B, classes) |
     | features | the same | ``map_4``, ``map_8``, … by their strides |
-    | generator | ``latents`` (B, C, H, W) float32, ``times`` (B,) float32, ``labels`` (B,) int64 | ``noise`` (B, …, H, W) |
+    | generator | ``latents`` (B, C, H, W) float32, ``times`` (B,) float32, ``labels`` (B,) int64 | ``noise``, a map |
 
     Attributes:
         kind: as of :class:`vit3.export.Subject`.
