@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -18,35 +17,15 @@ from vit3.export.hub import open_hub_folder, write_hub_folder
 from vit3.export.official import open_official, write_official
 from vit3.export.onnx import HALF_BOUND, open_onnx, write_onnx
 from vit3.export.program import export_program, open_program, save_program
+from vit3.export.report import Result
 from vit3.export.signature import Signature
 from vit3.export.subject import Subject
-from vit3.export.verify import BOUND, Check, verify
+from vit3.export.verify import BOUND, verify
 
 FORMATS = ("safetensors", "onnx", "pt2", "aoti", "official")
 _TRACED = ("onnx", "pt2", "aoti")  # made of a graph; the others are weights alone
 
 Run = Callable[..., tuple[Tensor, ...]]
-
-
-@dataclass(frozen=True)
-class Result:
-    """One format of one network.
-
-    Attributes:
-        format: one of ``FORMATS``. path: the file, or the folder of ``safetensors``. checks: every comparison.
-        seconds: it took to write. error: why it could not be written, in a sentence; None where it was.
-    """
-
-    format: str
-    path: Path
-    checks: tuple[Check, ...] = ()
-    seconds: float = 0.0
-    error: str | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether it was written and every comparison holds."""
-        return self.error is None and all(check.passed for check in self.checks)
 
 
 def export(
@@ -101,12 +80,23 @@ def export(
                     write_package(program, steps[name], arriving, device=device)
                 run = open_package(path)
         except (ValueError, RuntimeError, ModuleNotFoundError, UserError) as error:
-            yield Result(name, path, seconds=time.monotonic() - started, error=str(error))
+            yield Result(name, (), (), seconds=time.monotonic() - started, error=str(error))
             continue
         seconds = time.monotonic() - started
-        half = name == "onnx" and dtype == "float16"
-        checks = verify(subject.model, run, steps[name], HALF_BOUND if half else BOUND, relative=half)
-        yield Result(name, path, tuple(checks), seconds)
+        how = dict(bound=HALF_BOUND, relative=True) if name == "onnx" and dtype == "float16" else dict(bound=BOUND)
+        checks = verify(subject.model, run, steps[name], **how)
+        yield Result(
+            name, written(path), tuple(checks), seconds=seconds,
+            dynamic=steps[name].dynamic, lowest=steps[name].lowest, multiple=steps[name].multiple, **how,
+        )  # fmt: skip
+
+
+def written(path: Path) -> tuple[Path, ...]:
+    """The files of one format, the one to open first: of a folder those in it, else the file and its weights' file."""
+    if path.is_dir():
+        return tuple(sorted(path.iterdir(), key=lambda file: file.suffix != ".safetensors"))
+    beside = path.with_name(f"{path.name}.data")
+    return (path, beside) if beside.exists() else (path,)
 
 
 def file_names(subject: Subject, dtype: str = "float32") -> dict[str, str]:

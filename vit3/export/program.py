@@ -58,6 +58,8 @@ def export_program(subject: Subject, signature: Signature) -> ExportedProgram:
             )
     except Exception as error:  # the exporter raises whatever the traced code does
         raise ValueError(_sentence(subject, signature, error)) from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine, which would be in every file
     run = runner(program)
     for probe in signature.probes():
         try:
@@ -117,12 +119,11 @@ def open_program(path: Path) -> Run:
 
 def _sentence(subject: Subject, signature: Signature, error: Exception, probe: Probe | None = None) -> str:
     """Why there is no graph, and what can be done."""
-    reason = (
-        f"{type(error).__name__}: {_first(error)}" if probe is None else f"shape {probe.shape} is not as the others"
-    )
+    reason = f"at shape {probe.shape} it is another one" if probe else f"{type(error).__name__}: {_first(error)}"
     free = list(signature.dynamic)
     if "size" in free:
-        cure = "its mixers may deal tokens in a number that depends on the size; use dynamic=[batch] and export it once for each size"
+        cure = ("mixers that work in chunks or mini-batches count tokens; use dynamic=[batch], and export it once for "
+                "each size")  # fmt: skip
     elif free:
         cure = "use dynamic=[], which fixes the batch too"
     else:

@@ -66,8 +66,7 @@ def _declared(model: nn.Module, run: Run, probe: Probe, bound: float, relative: 
     except Exception as error:  # runtimes raise errors of their own kinds, and a refusal is a result
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return Check(probe.shape, f"{probe.what}: refused, {reason}", None, False)
-    difference, largest = _difference(wanted, given), max(float(y.abs().max()) for y in wanted)
-    difference = difference / largest if relative and largest else difference
+    difference, largest = _difference(wanted, given, relative)
     return Check(probe.shape, probe.what, difference, difference <= bound, outputs=largest)
 
 
@@ -80,8 +79,7 @@ def _undeclared(model: nn.Module, run: Run, probe: Probe, bound: float, relative
         wanted = _eager(model, probe.inputs)
     except ValueError:
         return Check(probe.shape, f"{probe.what}: runs, the network refuses it", None, False, declared=False)
-    difference, largest = _difference(wanted, given), max(float(y.abs().max()) for y in wanted)
-    difference = difference / largest if relative and largest else difference
+    difference, largest = _difference(wanted, given, relative)
     passed = difference <= bound
     what = f"{probe.what}: runs, {'equal' if passed else 'wrong'}"
     return Check(probe.shape, what, difference, passed, declared=False, outputs=largest)
@@ -92,13 +90,15 @@ def _eager(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(y.cpu() for y in as_tuple(model(*(x.to(device) for x in inputs))))
 
 
-def _difference(wanted: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> float:
-    """Largest absolute difference; infinite where shapes differ, NaN where a value is not finite."""
+def _difference(wanted: tuple[Tensor, ...], given: tuple[Tensor, ...], relative: bool) -> tuple[float, float]:
+    """Largest difference, infinite where shapes differ, NaN where a value is not finite; and the largest output."""
+    largest = max(float(y.abs().max()) for y in wanted)
     if [y.shape for y in wanted] != [y.shape for y in given]:
-        return math.inf
+        return math.inf, largest
     if not all(y.isfinite().all() for y in (*wanted, *given)):
-        return math.nan  # which is below no bound
-    return max(float((a - b.cpu()).abs().max()) for a, b in zip(wanted, given))
+        return math.nan, largest  # which is below no bound
+    difference = max(float((a - b.cpu()).abs().max()) for a, b in zip(wanted, given))
+    return (difference / largest if relative and largest else difference), largest
 
 
 @contextmanager
