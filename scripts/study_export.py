@@ -12,10 +12,10 @@ from pathlib import Path
 
 import timm
 import torch
-from vit3.export.report import write_report
 
 from vit3.export import Subject
 from vit3.export.formats import FORMATS, export
+from vit3.export.report import write_report
 from vit3.export.signature import Signature
 from vit3.models import DENSE_NAMES, GENERATOR_NAMES, MODEL_NAMES
 
@@ -51,8 +51,8 @@ def main() -> None:
         for result in export(subject, FORMATS, signature, folder, multiple=STEP):
             print(name, result.format, result.error or f"passed {result.passed}, {result.seconds:.0f} s", flush=True)
             results.append(result)
-        write_report(folder, subject, signature, results)
-    lines = ["| network | format | size | written in | largest difference | passed |", "|---|---|---|---|---|---|"]
+        write_report(folder, subject, results)
+    lines = ["| network | format | MB | written in | largest difference | passed |", "|---|---|---:|---:|---:|---|"]
     for name in NAMES:
         if (path := out / name / "export.json").exists():
             lines += [f"| `{name}` | {row}" for row in rows(json.loads(path.read_text(encoding="utf-8")))]
@@ -62,10 +62,11 @@ def main() -> None:
 def rows(report: dict) -> list[str]:
     """One row of the table for each format of a report."""
     found = []
-    for result in report["formats"]:
-        largest = max((check["difference"] or 0.0 for check in result["checks"]), default=float("nan"))
-        found.append(f"{result['format']} | {result['bytes'] / 2**20:.0f} MiB | {result['seconds']:.0f} s "
-                     f"| {largest:.0e} | {'yes' if result['passed'] else 'no'} |")  # fmt: skip
+    for entry in report["formats"]:
+        size = sum(file["bytes"] for file in entry["files"]) / 1e6
+        passed = "yes" if entry["passed"] else "**no**"
+        difference = entry["difference"] if isinstance(entry["difference"], str) else f"{entry['difference']:.0e}"
+        found.append(f"{entry['format']} | {size:.1f} | {entry['seconds']:.0f} s | {difference} | {passed} |")
     return found
 
 

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
-from vit3.export.report import write_report
 
 from vit3.build import build_subject
 from vit3.cli import run_tool, stored_config
 from vit3.config import ExportConfig, nearest, typed
 from vit3.errors import Interrupted, UserError
-from vit3.export.formats import FORMATS, Result, export
+from vit3.export.formats import FORMATS, export
+from vit3.export.report import Result, figure, write_report
 from vit3.export.signature import Signature
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -47,7 +47,7 @@ def run_export(cfg: DictConfig) -> None:
         raise Interrupted("stopped; the formats that are there are whole", 130) from None
     finally:
         if results:
-            write_report(folder, subject, signature, results)
+            write_report(folder, subject, results)
     logger.info("report: %s", folder / "export.md")
     if failed := [result.format for result in results if not result.passed]:
         raise UserError(f"not verified: {', '.join(failed)}; {folder / 'export.md'} says what was found")
@@ -57,11 +57,10 @@ def describe(result: Result) -> str:
     """One line about a format."""
     if result.error is not None:
         return f"{result.format:12} not written: {result.error}"
-    worst = max((check.difference for check in result.checks if check.difference is not None), default=0.0)
     kind = "equal" if result.passed else "NOT equal"
     return (
-        f"{result.format:12} {result.path.name}: {kind}, {len(result.checks)} comparisons, largest difference "
-        f"{worst:.1e}, written in {result.seconds:.0f} s"
+        f"{result.format:12} {result.files[0].name}: {kind}, {len(result.checks)} comparisons, largest difference "
+        f"{figure(result.difference)}, written in {result.seconds:.0f} s"
     )
 
 

@@ -43,10 +43,10 @@ def build_subject(options: ExportConfig, complete: Callable[[dict], DictConfig])
             that was not made.
     """
     path = Path(options.checkpoint)
-    if options.model is not None and not timm.is_model(options.model):
+    if options.model_name is not None and not timm.is_model(options.model_name):
         known = (*MODEL_NAMES, *DENSE_NAMES, *GENERATOR_NAMES)
-        raise UserError(f"model={options.model} is no registered model; {nearest(options.model, known)}")
-    if path.name == WEIGHTS and (path.parent / CONFIG).is_file() and options.model is None:
+        raise UserError(f"model_name={options.model_name} is no registered model; {nearest(options.model_name, known)}")
+    if path.name == WEIGHTS and (path.parent / CONFIG).is_file() and options.model_name is None:
         path = path.parent
     try:
         if (path / CONFIG).is_file():
@@ -63,7 +63,7 @@ def build_subject(options: ExportConfig, complete: Callable[[dict], DictConfig])
 
 
 def _from_run(path: Path, options: ExportConfig, complete: Callable[[dict], DictConfig]) -> Subject:
-    """A checkpoint of ours; of a classifier also its backbone, if ``model`` asks for that."""
+    """A checkpoint of ours; of a classifier also its backbone, if ``model_name`` asks for that."""
     path = _chosen_file(path, options.weights)
     stored = read_stored(str(path), complete, newest=True)
     kind = _chosen_kind(stored, options.weights)
@@ -85,12 +85,14 @@ def _from_run(path: Path, options: ExportConfig, complete: Callable[[dict], Dict
         training=_training(stored, kind),
         source={"file": stored.path.name, "sha256": sha256_of(stored.path)},
     )
-    if options.model in (None, subject.name):
+    if options.model_name in (None, subject.name):
         return subject
-    if options.model != f"{subject.name}{_DENSE}" or options.model not in DENSE_NAMES:
-        also = f", or use model={subject.name}{_DENSE}" if f"{subject.name}{_DENSE}" in DENSE_NAMES else ""
-        raise ValueError(f"model={options.model}, but the checkpoint holds {subject.name}; leave model out{also}")
-    return _backbone_of(subject, options.model)
+    if options.model_name != f"{subject.name}{_DENSE}" or options.model_name not in DENSE_NAMES:
+        also = f", or use model_name={subject.name}{_DENSE}" if f"{subject.name}{_DENSE}" in DENSE_NAMES else ""
+        raise ValueError(
+            f"model_name={options.model_name}, but the checkpoint holds {subject.name}; leave model_name out{also}"
+        )
+    return _backbone_of(subject, options.model_name)
 
 
 def _backbone_of(subject: Subject, name: str) -> Subject:
@@ -108,13 +110,13 @@ def _backbone_of(subject: Subject, name: str) -> Subject:
 def _from_weights(options: ExportConfig) -> Subject:
     """A file of weights, ours or the authors', from a disk, an address or the hub."""
     path = resolve(options.checkpoint, sha256=options.sha256)
-    if options.model is None:
-        raise ValueError("the file does not say which model it is; set model=NAME, such as model=h_vit3_tiny")
+    if options.model_name is None:
+        raise ValueError("the file does not say which model it is; set model_name=NAME, such as model_name=h_vit3_tiny")
     averaged = path.suffix != ".safetensors" and holds_average(path)
     if averaged and options.weights == "auto" and _holds_raw(path):
         raise ValueError("the file holds raw and averaged weights; set weights=ema or weights=raw")
     ema = options.weights == "ema" or averaged and options.weights == "auto"
-    name = options.model
+    name = options.model_name
     kwargs = _sizes(read_tensors(path, ema=ema), name)
     model = timm.create_model(name, **kwargs)
     report = load_weights(model, path, ema=ema)

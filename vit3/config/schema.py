@@ -306,7 +306,7 @@ class ExportConfig:
     """A network that leaves, and how."""
 
     checkpoint: str
-    model: Optional[str]
+    model_name: Optional[str]
     weights: str
     sha256: Optional[str]
     format: List[str]
