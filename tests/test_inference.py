@@ -26,7 +26,14 @@ from vit3.engine.checkpoint import save_checkpoint
 from vit3.errors import UserError
 from vit3.inference import load_predictor, predict
 
-RGB = ("data=folder", "data.img_size=[20,16]", "data.workers=0", "data.crop_pct=0.8", "++model.kwargs.patch_size=4")
+RGB = (
+    "data=folder",
+    "data.img_size=[20,16]",
+    "data.workers=0",
+    "data.crop_pct=0.8",
+    "data.interpolation=bilinear",
+    "++model.kwargs.patch_size=4",
+)
 
 
 def trained(folder, *overrides):

@@ -17,7 +17,7 @@ from vit3.data import open_split
 from vit3.errors import UserError
 from vit3.inference import predict
 
-NAMES = ("plain.png", "with space.png", "a,b.png", "x=1.png", "br[1]{2}(3).png", 'it\'s "q".png', "${p}.png", "b\\.png")
+NAMES = ("plain.png", "with space.png", "a,b.png", "x=1.png", "br[b]{2}(3).png", 'it\'s "q".png', "${p}.png", "b\\.png")
 
 
 def trained(folder, *overrides):
@@ -85,10 +85,10 @@ def test_what_is_printed_and_written(run, images, capsys):
 
 def test_in_a_terminal_there_is_a_table(run, images, capsys, monkeypatch):
     monkeypatch.setattr(tool.sys.stdout, "isatty", lambda: True, raising=False)
-    out = predicted(run, images, "br[1]{2}(3).png", "topk=1", "sheet=0")
+    out = predicted(run, images, "br[b]{2}(3).png", "topk=1", "sheet=0")
     (entry,) = json.loads((out / "predictions.json").read_text())["predictions"]
     said = capsys.readouterr().out
-    assert "probability" in said and "br[1]{2}(3).png" in said  # which is no markup
+    assert "probability" in said and "br[b]{2}(3).png" in said  # which is no markup
     assert f"{100 * entry['probabilities'][0]:.2f} %" in said and not (out / "predictions.png").exists()
 
 
