@@ -1,5 +1,6 @@
 """tools/predict.py on a short run: what it prints and writes, bare words as images, images that cannot be decoded."""
 
+import functools
 import json
 import logging
 
@@ -31,6 +32,14 @@ def trained(folder, *overrides):
 def run(tmp_path_factory):
     """A run folder of two updates of a network of two blocks."""
     return trained(tmp_path_factory.mktemp("run"), "++model.kwargs.depth=2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded_once():
+    """Configurations take half a second to compose."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tool, "load_predictor", functools.cache(tool.load_predictor))
+        yield
 
 
 @pytest.fixture
