@@ -26,7 +26,14 @@ from vit3.engine.checkpoint import save_checkpoint
 from vit3.errors import UserError
 from vit3.inference import load_predictor, predict
 
-RGB = ("data=folder", "data.img_size=[20,16]", "data.workers=0", "data.crop_pct=0.8", "++model.kwargs.patch_size=4")
+RGB = (
+    "data=folder",
+    "data.img_size=[20,16]",
+    "data.workers=0",
+    "data.crop_pct=0.8",
+    "data.interpolation=bilinear",
+    "++model.kwargs.patch_size=4",
+)
 
 
 def trained(folder, *overrides):
@@ -40,6 +47,11 @@ def trained(folder, *overrides):
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def predictor(digits):
+    return load_predictor(digits)
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +73,11 @@ def evaluated(run, count):
         return found.model.eval()(images)
 
 
-def test_digits_are_read_as_evaluation_reads_them(digits, tmp_path):
+def test_digits_are_read_as_evaluation_reads_them(digits, predictor, tmp_path):
     split = open_split("digits", None, "val", 1, "raise")
     arrays = [split.images[i] for i in range(6)]
     for i, pixels in enumerate(arrays):
         Image.fromarray(pixels).save(tmp_path / f"{i}.png")
-    predictor = load_predictor(digits)
     wanted = evaluated(digits, 6)
     ways = (
         arrays,
@@ -96,9 +107,8 @@ def test_files_are_read_as_evaluation_reads_them_and_the_data_may_be_gone(colour
     assert torch.equal(predictor.logits(inputs), wanted)
 
 
-def test_one_or_many_in_order_whatever_the_batches(digits):
+def test_one_or_many_in_order_whatever_the_batches(digits, predictor):
     images = [open_split("digits", None, "val", 1, "raise").images[i] for i in range(7)]
-    predictor = load_predictor(digits)
     found = predictor.predict(images, topk=3, batch_size=3)
     for image, prediction in zip(images, found, strict=True):
         (alone,) = predictor.predict(image, topk=3)
@@ -164,8 +174,7 @@ def test_networks_without_classes_are_refused(tmp_path):
         load_predictor(tmp_path, device="tpu9")
 
 
-def test_images_that_are_none(digits, tmp_path):
-    predictor = load_predictor(digits)
+def test_images_that_are_none(predictor, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no image")
     for image, sentence in [
         (np.zeros((8, 8)), "an image is an array \\(8, 8\\) of float64; give uint8"),

@@ -1,5 +1,6 @@
 """tools/predict.py on a short run: what it prints and writes, bare words as images, images that cannot be decoded."""
 
+import functools
 import json
 import logging
 
@@ -17,7 +18,7 @@ from vit3.data import open_split
 from vit3.errors import UserError
 from vit3.inference import predict
 
-NAMES = ("plain.png", "with space.png", "a,b.png", "x=1.png", "br[1]{2}(3).png", 'it\'s "q".png', "${p}.png", "b\\.png")
+NAMES = ("plain.png", "with space.png", "a,b.png", "x=1.png", "br[b]{2}(3).png", 'it\'s "q".png', "${p}.png", "b\\.png")
 
 
 def trained(folder, *overrides):
@@ -31,6 +32,14 @@ def trained(folder, *overrides):
 def run(tmp_path_factory):
     """A run folder of two updates of a network of two blocks."""
     return trained(tmp_path_factory.mktemp("run"), "++model.kwargs.depth=2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded_once():
+    """Configurations take half a second to compose."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tool, "load_predictor", functools.cache(tool.load_predictor))
+        yield
 
 
 @pytest.fixture
@@ -85,10 +94,10 @@ def test_what_is_printed_and_written(run, images, capsys):
 
 def test_in_a_terminal_there_is_a_table(run, images, capsys, monkeypatch):
     monkeypatch.setattr(tool.sys.stdout, "isatty", lambda: True, raising=False)
-    out = predicted(run, images, "br[1]{2}(3).png", "topk=1", "sheet=0")
+    out = predicted(run, images, "br[b]{2}(3).png", "topk=1", "sheet=0")
     (entry,) = json.loads((out / "predictions.json").read_text())["predictions"]
     said = capsys.readouterr().out
-    assert "probability" in said and "br[1]{2}(3).png" in said  # which is no markup
+    assert "probability" in said and "br[b]{2}(3).png" in said  # which is no markup
     assert f"{100 * entry['probabilities'][0]:.2f} %" in said and not (out / "predictions.png").exists()
 
 
