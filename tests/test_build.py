@@ -21,6 +21,8 @@ from vit3.build import build_data, build_optimizer, build_plan, build_schedule, 
 from vit3.engine.distributed import start_processes
 from vit3.errors import UserError
 from vit3.mixers import MIXERS, TTT, SoftmaxAttention
+from vit3.models.places import WEIGHTS
+from vit3.models.weights import write_tensors
 
 
 def derived_of(cfg, images=12_000, world_size=1):
@@ -125,6 +127,8 @@ def test_a_timm_model_takes_no_mixer():
         ("mixer.name=sofmax", "mixer='sofmax' is unknown .did you mean 'softmax'"),
         ("mixer.backend=cuda", "backend=.cuda. is unknown"),
         ("model.checkpoint=nowhere.pt", "nowhere.pt: no such file"),
+        ("model.checkpoint=tests", "tests holds no best_raw.pt or best_ema.pt; give a checkpoint file"),
+        ("model.name=h_vit3_tiny_dense", "model.name=h_vit3_tiny_dense gives maps, no classes"),
         ("++model.kwargs.drop_rate=0.1", "model.kwargs.drop_rate is no argument of vit3_tiny"),
         ("++model.kwargs.patch_size=0", "patch_size=0 and depth=4 must be at least 1"),
         ("inner.lr=nan", "inner.lr=nan must be a finite number"),
@@ -133,6 +137,17 @@ def test_a_timm_model_takes_no_mixer():
 def test_what_a_model_refuses_is_a_sentence(override, sentence):
     with pytest.raises(UserError, match=sentence):
         model_of(configured(override))
+
+
+def test_training_starts_from_any_place(tmp_path, monkeypatch):
+    """A folder in timm's hub layout, and an address; class by class where the file names them."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    origin = model_of(configured(), classes=tuple("9876543210"))
+    write_tensors(tmp_path / WEIGHTS, origin.state_dict(), classes=tuple("9876543210"))
+    for place in (tmp_path, (tmp_path / WEIGHTS).as_uri()):
+        model = model_of(configured(f"model.checkpoint='{place}'"))
+        assert torch.equal(model.head.weight, origin.head.weight.flip(0))
+        assert torch.equal(model.blocks[0].attn.w1, origin.blocks[0].attn.w1)
 
 
 def test_a_timm_model_of_fixed_size_gets_the_size():

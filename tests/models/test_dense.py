@@ -249,3 +249,14 @@ def test_any_timm_model(name, options, shapes):
 def test_errors(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+def test_registered_with_timm():
+    """By name with other sizes; it needs no features_only, and says so."""
+    model = timm.create_model("h_vit3_small_dense", **SMALL, out_indices=[1, 3], frozen_stages=1)
+    assert isinstance(model, DenseHViT3) and model.channels == (32, 64) and model.frozen_stages == 1
+    with torch.device("meta"):
+        own = {name: value.shape for name, value in timm.create_model("h_vit3_base_dense").state_dict().items()}
+        assert own == {name: value.shape for name, value in DenseHViT3("base").state_dict().items()}
+    with pytest.raises(ValueError, match="features_only=True: h_vit3_tiny_dense gives maps without it"):
+        timm.create_model("h_vit3_tiny_dense", features_only=True)

@@ -16,7 +16,7 @@ from vit3.config import ModelConfig, TrainConfig, nearest
 from vit3.engine.checkpoint import best_checkpoint
 from vit3.errors import UserError
 from vit3.mixers import MIXERS
-from vit3.models import GENERATOR_NAMES, MODEL_NAMES, DiT3, HViT3, ViT3
+from vit3.models import DENSE_NAMES, GENERATOR_NAMES, MODEL_NAMES, DiT3, HViT3, ViT3
 from vit3.models.places import WEIGHTS
 from vit3.models.weights import load_weights
 
@@ -40,6 +40,8 @@ def build_model(cfg: TrainConfig, classes: Sequence[str]) -> nn.Module:
         raise UserError(f"model.name={m.name} is no registered model; {nearest(m.name, timm.list_models())}")
     if arch in GENERATOR_NAMES:
         raise UserError(f"model.name={m.name} is a generator; train it with task=diffusion diffusion=ddpm (or flow)")
+    if arch in DENSE_NAMES:
+        raise UserError(f"model.name={m.name} gives maps, no classes; train it as a backbone with tools/det.py")
     given = dict(
         in_chans=cfg.data.in_chans, num_classes=len(classes), drop_rate=m.drop_rate, drop_path_rate=m.drop_path_rate
     )

@@ -112,9 +112,11 @@ def build_dense(cls: type[nn.Module], name: str, pretrained: bool, **kwargs) -> 
     Takes timm's ``device`` and ``dtype`` of the new model besides what ``cls`` takes.
 
     Raises:
-        ValueError: the published file does not fit the network asked for.
+        ValueError: the published file does not fit the network asked for, or ``features_only``.
         RuntimeError: it cannot be downloaded.
     """
+    if kwargs.pop("features_only", False):
+        raise ValueError(f"features_only=True: {name} gives maps without it; leave it out")
 
     def published(**options) -> str:
         if options.get("mixer", "ttt") != "ttt":
