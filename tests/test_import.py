@@ -38,7 +38,7 @@ ALLOWED = {
     "engine": {"engine", "data", "seeding", "files", "errors", "__version__"},
     "sweeps": {"sweeps", "engine", "config", "arguments", "files", "errors"},
     "doctor": {"doctor", "engine", "data", "mixers", "ops", "config", "errors", ""},
-    "export": {"export", "models", "layers", "mixers", "inner", "ops"},
+    "export": {"export", "analysis", "models", "layers", "mixers", "inner", "ops", "errors", ""},
     "openmmlab": {
         *("openmmlab", "models", "layers", "mixers", "inner", "ops"),
         *("engine", "data", "analysis", "doctor", "config", "errors"),
