@@ -38,7 +38,7 @@ ALLOWED = {
     "engine": {"engine", "data", "seeding", "files", "errors", "__version__"},
     "sweeps": {"sweeps", "engine", "config", "arguments", "files", "errors"},
     "doctor": {"doctor", "engine", "data", "mixers", "ops", "config", "errors", ""},
-    "export": {"export", "analysis", "models", "layers", "mixers", "inner", "ops", "errors", ""},
+    "export": {"export", "analysis", "models", "layers", "mixers", "inner", "ops", "files", "errors", ""},
     "openmmlab": {
         *("openmmlab", "models", "layers", "mixers", "inner", "ops"),
         *("engine", "data", "analysis", "doctor", "config", "errors"),

@@ -7,6 +7,8 @@ import functools
 import torch
 from torch import Tensor
 
+from vit3.inner.constants import constant_result
+
 _SEED = 0  # of the random order: the same in every call, so that a mixer stays a function
 
 
@@ -29,7 +31,7 @@ def batch_sizes(batch: str, tokens: int) -> list[int]:
     return [min(size, tokens - at) for at in range(0, tokens, size)]
 
 
-@torch.compiler.assume_constant_result  # a compiled mixer takes the indices as they are
+@constant_result
 def token_batches(batch: str, order: str, h: int, w: int) -> tuple[Tensor, ...] | None:
     """Indices of the tokens of each mini-batch of an h x w grid; None where one mini-batch has all of them.
 

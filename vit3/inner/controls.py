@@ -22,6 +22,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vit3.inner.constants import constant_result
+
 UNUSED_START = ("zero_start", "random_start", "zero_fast")  # with these the learned start gets no outer gradient
 _SEED = 0  # of shuffles and noise: the same in every call, so that a mixer stays a function
 
@@ -74,15 +76,15 @@ def _over_images(x: Tensor) -> Tensor:
     return x.roll(-1, dims=0)
 
 
-# A compiled mixer, which can have no generator, takes both as they are
+# A compiled mixer can have no generator
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _shuffle(count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(_SEED), device="cpu")
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _noise(shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(_SEED)
     return [torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") for shape in shapes]

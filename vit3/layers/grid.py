@@ -29,3 +29,11 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     if torch.compiler.is_compiling() or right or bottom:
         x = F.pad(x, (0, right, 0, bottom))
     return x
+
+
+def crop(x: Tensor, height: int, width: int) -> Tensor:
+    """The upper left part of a map: what :func:`pad_to_multiple` added is gone."""
+    # A compiler would ask whether a slice takes all of a side and make one graph for each answer; this it does not ask.
+    if torch.compiler.is_compiling():
+        return F.pad(x, (0, width - x.shape[-1], 0, height - x.shape[-2]))
+    return x[..., :height, :width]

@@ -15,7 +15,7 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from vit3.layers.embed import LabelEmbed, SinCos2d, TimeEmbed
-from vit3.layers.grid import to_map, to_tokens
+from vit3.layers.grid import crop, to_map, to_tokens
 from vit3.mixers import create_mixer
 from vit3.models.backbone import Blocks
 from vit3.models.mlp import Mlp
@@ -174,7 +174,7 @@ class DiT3(Blocks):
         for block in self.blocks:
             tokens = self._run(block, tokens, c, h, w)
         patches = self.final_layer(tokens, c)  # (B, h*w, P*P*out_chans)
-        return self._unpatchify(patches, h, w)[..., : x.shape[-2], : x.shape[-1]]
+        return crop(self._unpatchify(patches, h, w), *x.shape[-2:])
 
     def example_inputs(self, img_size: tuple[int, int], batch: int = 1, device=None) -> tuple[Tensor, Tensor, Tensor]:
         """Arguments of :meth:`forward` for (height, width), in latent pixels; their values mean nothing."""
