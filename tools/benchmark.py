@@ -1,7 +1,8 @@
 """Time operators, mixers and models against their controls: ``python tools/benchmark.py --out docs/benchmarks/NAME``.
 
 Runs a quick self-test first and reports nothing if a result is wrong. Writes ``results.csv``, ``results.md`` and
-``time_and_memory.png``; on a CPU, ``--threads 1,2`` measures each number of threads.
+``time_and_memory.png``; on a CPU, ``--threads 1,2`` measures each number of threads. ``--runtime`` compares eager,
+torch.compile, AOTInductor and onnxruntime instead, on one network on the CPU, and draws ``runtimes.png``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from rich.table import Table
 import vit3
 from vit3.analysis import benchmark, selftest
 from vit3.analysis.benchmark import Row
-from vit3.analysis.plots import plot_growth
+from vit3.analysis.plots import plot_growth, plot_runtimes
+from vit3.errors import UserError
+from vit3.export import Subject, runtimes
 
 LEVELS = ("op", "mixer", "growth", "model")
 
@@ -38,24 +41,26 @@ def main() -> None:
     parser.add_argument("--threads", default="", help="numbers of CPU threads, such as 1,2; PyTorch's if not given")
     parser.add_argument("--level", default=",".join(LEVELS), help=f"some of {','.join(LEVELS)}")
     parser.add_argument("--quick", action="store_true", help="the first shape of each level")
+    parser.add_argument("--runtime", action="store_true", help="runtimes of one network on the CPU, and nothing else")
+    parser.add_argument("--model", default="vit3_tiny", help="of --runtime: a classifier of ours, as timm knows it")
+    parser.add_argument("--batch", default="1,16", help="of --runtime: numbers of images in one call")
+    parser.add_argument("--size", default="224", help="of --runtime: side of the images in pixels")
     parser.add_argument("--out", type=Path, help="folder of the results (outputs/benchmark/DATE if not given)")
     options = parser.parse_args()
     levels = options.level.split(",")
     if unknown := set(levels) - set(LEVELS):
         sys.exit(f"error: --level={options.level}: {', '.join(sorted(unknown))} is none of {', '.join(LEVELS)}")
-    try:
-        threads = [int(n) for n in options.threads.split(",")] if options.threads else [torch.get_num_threads()]
-    except ValueError:
-        threads = [0]
-    if min(threads) < 1:
-        sys.exit(f"error: --threads={options.threads} must be numbers from 1 on, such as 1,2")
+    threads = numbers("threads", options.threads) if options.threads else [torch.get_num_threads()]
     if options.device not in ("auto", "cpu", "cuda"):
         sys.exit(f"error: --device={options.device} must be auto, cpu or cuda")
-    device = torch.device(
-        ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
-    )
+    if options.runtime and (options.device == "cuda" or options.dtype not in (None, "fp32")):
+        sys.exit("error: --runtime measures on the CPU in fp32; leave --device and --dtype out")
+    found = "cuda" if torch.cuda.is_available() and not options.runtime else "cpu"
+    device = torch.device(found if options.device == "auto" else options.device)
     name = options.dtype or ("fp32" if device.type == "cpu" else "bf16")
     dtype = dict(fp32=torch.float32, fp16=torch.float16, bf16=torch.bfloat16)[name]
+    if options.runtime:
+        subject, batches = subject_of(options.model, *numbers("size", options.size)), numbers("batch", options.batch)
     console = Console(width=None if sys.stdout.isatty() else 160)
 
     f = next((f for f in selftest.run(device, quick=True) if not isinstance(f, str) and not f.passed), None)
@@ -68,26 +73,63 @@ def main() -> None:
     for count in threads if device.type == "cpu" else [0]:
         if count:
             torch.set_num_threads(count)
-        for row in measure(levels, device, dtype, options.quick):
-            rows.append(row)
-            console.print(
-                f"{row.level:6} {row.case:24} {row.contender:18} {row.direction:16} {count or '':1} "
-                f"{row.p50_ms:9.2f} ms  {row.to_reference:5.2f} x",
-                highlight=False,
-            )
+        if options.runtime:
+            measured = runtimes.runtime_rows(subject, tuple(batches), say=console.print)
+        else:
+            measured = measure(levels, device, dtype, options.quick)
+        try:
+            for row in measured:
+                rows.append(row)
+                console.print(
+                    f"{row.level:7} {row.case:24} {row.contender:18} {row.direction:16} {count or '':1} "
+                    f"{row.p50_ms:9.2f} ms  {row.to_reference:5.2f} x",
+                    highlight=False,
+                )
+        except UserError as error:
+            sys.exit(f"error: {error}")
     out = options.out or Path("outputs/benchmark") / datetime.date.today().isoformat()
+    write_results(out, rows, describe(device))
+    if met := targets(rows):
+        report = Table("target", "wanted", "measured", "", title="Targets")
+        for target in met:
+            report.add_row(*target)
+        console.print(report)
+    print(f"written to {out}")
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers from 1 on with commas between them; anything else ends the program."""
+    try:
+        found = [int(n) for n in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        sys.exit(f"error: --{option}={text} must be numbers from 1 on, such as 1,2")
+    return found
+
+
+def subject_of(name: str, *size: int) -> Subject:
+    """The classifier ``name`` with fresh weights (they cost what trained ones do) for images of ``size``."""
+    names = timm.list_models(module=["vit3", "h_vit3"])
+    if name not in names:
+        sys.exit(f"error: --model={name} is none of {', '.join(names)}")
+    if len(size) > 2:
+        sys.exit(f"error: --size={','.join(map(str, size))} must be one side, or height and width")
+    torch.manual_seed(0)
+    return Subject(timm.create_model(name).eval(), "classifier", name, {}, (size[0], size[-1]))
+
+
+def write_results(out: Path, rows: list[Row], machine: dict[str, str]) -> None:
+    """``results.csv``, ``results.md`` and the pictures of what was measured."""
     out.mkdir(parents=True, exist_ok=True)
-    machine = describe(device)
     write_csv(out / "results.csv", rows, machine)
     command = "python tools/benchmark.py " + shlex.join(sys.argv[1:])
     (out / "results.md").write_text(to_markdown(rows, machine, command), encoding="utf-8")
+    last = [row for row in rows if row.threads == rows[-1].threads]
     if any(row.level == "growth" for row in rows):
-        plot_growth([row for row in rows if row.threads == rows[-1].threads], out / "time_and_memory.png")
-    report = Table("target", "wanted", "measured", "", title="Targets")
-    for target in targets(rows):
-        report.add_row(*target)
-    console.print(report)
-    print(f"written to {out}")
+        plot_growth(last, out / "time_and_memory.png")
+    if any(row.level == "runtime" for row in rows):
+        plot_runtimes(last, out / "runtimes.png")
 
 
 def measure(levels: list[str], device: torch.device, dtype: torch.dtype, quick: bool):
@@ -185,14 +227,15 @@ def to_markdown(rows: list[Row], machine: dict[str, str], command: str) -> str:
     lines = ["# Benchmark", "", *(f"- {key}: {value}" for key, value in machine.items()), f"- command: `{command}`", ""]
     lines += [
         "Medians of calls that take turns in one loop; ratios are to the first contender of the case (the closed form; "
-        "for models DeiT-T). Saved: what is kept for the backward pass, in elements per token and channel.",
+        "for models DeiT-T; for runtimes eager PyTorch). Saved: what is kept for the backward pass, in elements per "
+        "token and channel.",
         "",
-        "## Targets",
-        "",
-        "| target | wanted | measured | |",
-        "|---|---|---|---|",
-        *(f"| {' | '.join(target)} |" for target in targets(rows)),
-        "",
+    ]
+    if met := targets(rows):
+        lines += ["## Targets", "", "| target | wanted | measured | |", "|---|---|---|---|"]
+        lines += [*(f"| {' | '.join(target)} |" for target in met), ""]
+    lines += runtime_table([row for row in rows if row.level == "runtime"])
+    lines += [
         "## All",
         "",
         "| level | case | threads | contender | direction | p20 ms | median ms | p80 ms "
@@ -204,6 +247,19 @@ def to_markdown(rows: list[Row], machine: dict[str, str], command: str) -> str:
         numbers = [f"{r.p20_ms:.2f}", f"{r.p50_ms:.2f}", f"{r.p80_ms:.2f}", f"{r.to_reference:.2f}", *optional]
         lines.append(f"| {' | '.join([r.level, r.case, str(r.threads or ''), r.contender, r.direction, *numbers])} |")
     return "\n".join(lines) + "\n"
+
+
+def runtime_table(rows: list[Row]) -> list[str]:
+    """What is measured of runtimes alone; nothing without them."""
+    if not rows:
+        return []
+    head = ["case", "threads", "runtime", "images/s", "times as fast", "peak resident set MB", "seconds until ready"]
+    lines = ["## Runtimes", "", runtimes.__doc__.split("\n\n", 1)[1].strip(), "", *runtimes.CONDITIONS, ""]
+    lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for r in rows:
+        numbers = [f"{r.images_s:.1f}", f"{r.to_reference:.2f}", f"{r.peak_mb:.0f}", f"{r.ready_s:.1f}"]
+        lines.append(f"| {' | '.join([r.case, str(r.threads), r.contender, *numbers])} |")
+    return [*lines, ""]
 
 
 if __name__ == "__main__":

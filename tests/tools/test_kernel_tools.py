@@ -9,6 +9,7 @@ import torch
 import tools.benchmark
 import tools.selftest
 from vit3.analysis import benchmark, selftest
+from vit3.export import resident, runtimes
 from vit3.ops.packed_ttt import packed_ttt
 
 
@@ -66,9 +67,50 @@ def test_benchmark(monkeypatch, tmp_path, capsys):
     assert (tmp_path / "time_and_memory.png").exists()
 
 
+def test_runtimes(monkeypatch, tmp_path, capsys):
+    def measured(subject, batches, say):
+        assert (subject.name, subject.kind, subject.img_size, batches) == ("vit3_tiny", "classifier", (64, 64), (1, 4))
+        say("onnxruntime is left out")
+        for batch in batches:
+            for name, factor in (("eager", 1.0), ("AOTInductor", 2.0)):
+                yield benchmark.Row("runtime", f"vit3_tiny B{batch} 64x64 pixels", 16, name, "forward", 1, "float32",
+                                    5, 5, 5, factor, peak_mb=123.4, images_s=200.0 * batch, ready_s=1.25)  # fmt: skip
+
+    monkeypatch.setattr(selftest, "run", lambda *args, **kwargs: [])
+    monkeypatch.setattr(runtimes, "runtime_rows", measured)
+    run(monkeypatch, tools.benchmark.main, "--runtime", "--batch", "1,4", "--size", "64", "--out", tmp_path)
+    assert "onnxruntime is left out" in capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert [r["images_s"] for r in rows] == ["200", "200", "800", "800"]
+    text = (tmp_path / "results.md").read_text()
+    assert "| vit3_tiny B4 64x64 pixels | 1 | AOTInductor | 800.0 | 2.00 | 123 | 1.2 |" in text
+    assert "peak resident set" in text.lower() and "Targets" not in text
+    assert (tmp_path / "runtimes.png").exists()
+
+
+def test_no_runtime_is_timed_where_outputs_differ(monkeypatch, tmp_path):
+    monkeypatch.setattr(selftest, "run", lambda *args, **kwargs: [])
+    monkeypatch.setattr(runtimes, "missing", lambda: {})
+    monkeypatch.setattr(runtimes, "write_artefacts", lambda subject, folder, names: {name: folder for name in names})
+    monkeypatch.setattr(
+        resident, "open_runner", lambda name, file, x, threads, build: lambda: torch.zeros(len(x), 1000)
+    )
+    with pytest.raises(SystemExit, match="error: eager at batch 1: its output differs by .* no timing is reported"):
+        run(monkeypatch, tools.benchmark.main, "--runtime", "--size", "32", "--out", tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
 @pytest.mark.parametrize(
-    "argument,word", [("--level=ops", "ops is none of op, mixer"), ("--threads=two", "must be numbers from 1 on")]
+    "argument,word",
+    [
+        ("--level=ops", "ops is none of op, mixer"),
+        ("--threads=two", "--threads=two must be numbers from 1 on"),
+        ("--batch=0", "--batch=0 must be numbers from 1 on"),
+        ("--size=64,64,64", "must be one side, or height and width"),
+        ("--model=vit4_tiny", "--model=vit4_tiny is none of .*vit3_tiny"),
+        ("--dtype=bf16", "on the CPU in fp32"),
+    ],
 )
 def test_wrong_arguments(monkeypatch, argument, word):
     with pytest.raises(SystemExit, match=word):
-        run(monkeypatch, tools.benchmark.main, argument)
+        run(monkeypatch, tools.benchmark.main, "--runtime", argument)

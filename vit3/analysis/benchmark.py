@@ -59,7 +59,7 @@ class LinearAttention(nn.Module):
 class Row:
     """One contender of one case in one direction."""
 
-    level: str  # op, mixer, growth or model
+    level: str  # op, mixer, growth, model or runtime
     case: str
     tokens: int
     contender: str
@@ -71,8 +71,10 @@ class Row:
     p80_ms: float
     to_reference: float  # time of the case's first contender / time of this one, both from the same loop
     saved_elements: float | None = None  # kept for the backward pass, per token and channel, without x and weights
-    peak_mb: float | None = None  # allocated at most, on a GPU
+    peak_mb: float | None = None  # allocated at most, on a GPU; of a runtime: resident set of a process of its own
     copy_fraction: float | None = None  # floor bytes a second, in units of a copy's
+    images_s: float | None = None  # images a second
+    ready_s: float | None = None  # from the start of a process to its first answer
 
 
 def timed(calls: dict[str, Callable[[], object]], device: torch.device, seconds: float = 2.0) -> dict[str, list[float]]:
@@ -125,7 +127,8 @@ def backends(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
     return ("reference", "fused", "triton")
 
 
-def _rows(level, case, tokens, calls, direction, device, dtype, seconds=1.5, **extra) -> list[Row]:
+def rows_of(level, case, tokens, calls, direction, device, dtype, seconds=1.5, **extra) -> list[Row]:
+    """One row of each call, all timed in one loop; ``extra`` has by contender what else is known of it."""
     times = timed(calls, device, seconds)
     reference = _quantile(next(iter(times.values())), 0.5)
     rows = []
@@ -140,8 +143,8 @@ def _rows(level, case, tokens, calls, direction, device, dtype, seconds=1.5, **e
         rows.append(
             Row(
                 level, case, tokens, name, direction, 0 if device.type == "cuda" else torch.get_num_threads(),
-                str(dtype).removeprefix("torch."), p20, p50, p80, reference / p50, peak_mb=peak,
-                **{key: values[name] for key, values in extra.items() if name in values},
+                str(dtype).removeprefix("torch."), p20, p50, p80, reference / p50,
+                **{"peak_mb": peak} | {key: values[name] for key, values in extra.items() if name in values},
             )
         )  # fmt: skip
     return rows
@@ -171,7 +174,7 @@ def op_rows(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, co
                 return torch.autograd.grad(y, tensors, grad) if backward else y
 
             calls[backend] = call
-        for row in _rows("op", case, h * w, calls, direction, device, dtype):
+        for row in rows_of("op", case, h * w, calls, direction, device, dtype):
             floor = (11 if backward else 4) * b * h * w * (c + d) * dtype.itemsize
             yield Row(**{**asdict(row), "copy_fraction": floor / (1e-3 * row.p50_ms) / copy})
 
@@ -219,7 +222,7 @@ def mixer_rows(
                 with autocast():
                     count = saved_elements(lambda mixer=mixer: mixer(x, h, w), (x, *mixer.parameters()), dtype)
                 saved[name] = count / (b * h * w * c)
-        yield from _rows(level, case, h * w, calls, direction, device, dtype, seconds, saved_elements=saved)
+        yield from rows_of(level, case, h * w, calls, direction, device, dtype, seconds, saved_elements=saved)
 
 
 def growth_rows(device: torch.device, dtype: torch.dtype, sides: tuple[int, ...] = GROWTH) -> Iterator[Row]:
@@ -260,4 +263,4 @@ def model_rows(size: int, device: torch.device, dtype: torch.dtype) -> Iterator[
 
         calls[name] = call
     tokens = math.ceil(size / 16) ** 2
-    yield from _rows("model", f"B{batch} {size}x{size} pixels", tokens, calls, "forward", device, dtype, 4.0)
+    yield from rows_of("model", f"B{batch} {size}x{size} pixels", tokens, calls, "forward", device, dtype, 4.0)

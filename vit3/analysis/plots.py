@@ -92,6 +92,8 @@ def _short(name: str) -> str:
     return name if len(name) <= 12 else name[:11] + "…"
 
 
+_BARS = ("#888888", "#1f5fa8", "#0b8a6a", "#d1661f")  # eager first
+
 _CONTENDERS = {
     "reference": "#888888",
     "fused": "#1f5fa8",
@@ -141,4 +143,30 @@ def plot_growth(rows: list, target: Path) -> None:
             last = place
     threads = f", {rows[0].threads} threads" if rows[0].threads else ""
     figure.suptitle(f"Mixers of 64 channels, one image, {rows[0].dtype}{threads}")
+    figure.savefig(target)
+
+
+def plot_runtimes(rows: list, target: Path) -> None:
+    """Draw images a second and peak memory of each runtime, a group of bars for each case.
+
+    Args:
+        rows: benchmark rows (:class:`vit3.analysis.benchmark.Row`); those of level ``runtime`` are drawn.
+        target: PNG file to write.
+    """
+    rows = [row for row in rows if row.level == "runtime"]
+    cases, names = list(dict.fromkeys(r.case for r in rows)), list(dict.fromkeys(r.contender for r in rows))
+    figure = new_figure(10, 3.8)
+    panels = figure.subplots(1, 2)
+    for axes, what, title in zip(panels, ("images_s", "peak_mb"), ("images per second", "peak resident set (MB)")):
+        for i, (name, color) in enumerate(zip(names, _BARS)):
+            values = [next((getattr(r, what) for r in rows if (r.case, r.contender) == (c, name)), 0.0) for c in cases]
+            places = [j + (i - (len(names) - 1) / 2) * 0.8 / len(names) for j in range(len(cases))]
+            bars = axes.bar(places, values, 0.74 / len(names), color=color, label=name)
+            axes.bar_label(bars, [f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in values], fontsize=8)
+        axes.set_xticks(range(len(cases)), [case.split(" ", 1)[1].replace(" ", "\n", 1) for case in cases])
+        axes.set_title(title)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(y=0.12)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names), frameon=False)
+    figure.suptitle(f"{cases[0].split()[0]}, {rows[0].dtype}, CPU, {rows[0].threads} threads")
     figure.savefig(target)
