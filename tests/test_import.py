@@ -39,7 +39,8 @@ ALLOWED = {
     "sweeps": {"sweeps", "engine", "config", "arguments", "files", "errors"},
     "doctor": {"doctor", "engine", "data", "mixers", "ops", "config", "errors", ""},
     "export": {
-        *("export", "analysis", "models", "layers", "mixers", "inner", "ops", "files", "errors", "__version__"),
+        *("export", "analysis", "models", "layers", "mixers", "inner", "ops"),
+        *("files", "errors", "__version__", ""),
     },
     "openmmlab": {
         *("openmmlab", "models", "layers", "mixers", "inner", "ops"),
