@@ -6,6 +6,7 @@ import zipfile
 
 import pytest
 import torch
+from safetensors import safe_open
 from timm.utils import ModelEmaV3
 
 from tests.helpers import same_dict, shallow
@@ -180,3 +181,16 @@ def test_match():
     report.require(0.5, "it")
     with pytest.raises(WeightsError, match="it fits 50.0 % of the model, at least 95 % is needed.*missing: bias"):
         report.require(0.95, "it")
+
+
+def test_the_same_content_is_the_same_file(tmp_path):
+    """Or a SHA-256 would tell nothing; safetensors by itself orders the header anew at every call."""
+    tensors, texts = weights(), {letter: letter for letter in "dacb"}
+    for i in range(4):
+        write_tensors(tmp_path / f"{i}.safetensors", tensors, dict(reversed(texts.items())) if i else texts, ["x", "é"])
+    assert len({(tmp_path / f"{i}.safetensors").read_bytes() for i in range(4)}) == 1
+    with safe_open(tmp_path / "0.safetensors", "pt") as file:
+        assert file.metadata() == texts | {"classes": '["x", "\\u00e9"]'}
+    assert same_dict(read_tensors(tmp_path / "0.safetensors"), tensors)
+    write_tensors(tmp_path / "plain.safetensors", tensors)
+    assert same_dict(read_tensors(tmp_path / "plain.safetensors"), tensors)
