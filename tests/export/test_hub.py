@@ -156,6 +156,23 @@ def test_damaged_weights_are_refused(tmp_path):
             vit3.create_model(f"local-dir:{folder}", pretrained=True)
 
 
+@pytest.mark.parametrize("network", ["classifier", "generator"])
+def test_from_the_hub(network, tmp_path, monkeypatch):
+    """The same folder as a repository: timm asks huggingface_hub for its files, and so do we."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    subject = subject_of(network)
+    folder = write_hub_folder(subject, tmp_path / "folder")
+
+    def served(repo_id, filename, **options):
+        assert repo_id == "me/net" and options["revision"] == "v1"
+        return str(folder / filename)
+
+    for place in (timm.models._hub, huggingface_hub):
+        monkeypatch.setattr(place, "hf_hub_download", served)
+    model = vit3.create_model("hf-hub:me/net@v1", pretrained=True)
+    assert same_dict(model.state_dict(), subject.model.state_dict())
+
+
 def test_model_card(tmp_path):
     training = {"top1": 61.25, "epochs": 3, "dataset": ["digits", "a: b"], "quoted": {"top1 (table 7)": 76.5}}
     folder = write_hub_folder(subject_of("classifier", training=training), tmp_path / "my-model")

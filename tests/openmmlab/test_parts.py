@@ -31,7 +31,7 @@ from vit3.openmmlab.checkpoints import (  # noqa: E402
     checkpoint_to_use,
     last_checkpoint,
 )
-from vit3.openmmlab.files import load_safely, use_safe_loader  # noqa: E402
+from vit3.openmmlab.files import download_safely, load_safely, use_safe_loader  # noqa: E402
 from vit3.openmmlab.loops import EpochLoop  # noqa: E402
 from vit3.openmmlab.metrics import PresentIoUMetric  # noqa: E402
 from vit3.openmmlab.predict import _map_names  # noqa: E402
@@ -81,9 +81,14 @@ def test_what_mmengine_saves_comes_back(tmp_path):
     assert other.get_scalar("train/loss").mean() == 2.5 and other.get_info("best_score") == 0.25
 
 
-def test_safetensors(tmp_path):
+def test_safetensors(tmp_path, monkeypatch):
     write_tensors(tmp_path / "w.safetensors", {"w": torch.arange(3.0)})
     assert same_dict(load_safely(str(tmp_path / "w.safetensors"))["state_dict"], {"w": torch.arange(3.0)})
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    address = (tmp_path / "w.safetensors").as_uri()
+    for _ in range(2):
+        assert same_dict(download_safely(address)["state_dict"], {"w": torch.arange(3.0)})
+        (tmp_path / "w.safetensors").unlink(missing_ok=True)  # the second time it is there already
     with pytest.raises(FileNotFoundError):
         load_safely(str(tmp_path / "none.pth"))
 

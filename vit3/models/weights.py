@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import safetensors.torch
 from timm.models._manipulate import adapt_input_conv
 from torch import Tensor, nn
 
 from vit3.files import replacing
 from vit3.models.heads import reorder_head
 from vit3.models.places import resolve
+from vit3.models.safetensors_file import decode, encode
 from vit3.models.unpickle import WeightsError, read_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def write_tensors(
     plain = {name: value.detach().contiguous() for name, value in strip_prefixes(tensors).items()}
     header = dict(metadata or {}) | ({} if classes is None else {"classes": json.dumps(list(classes))})
     with replacing(path) as file:
-        file.write(safetensors.torch.save(plain, header or None))
+        file.write(encode(plain, header))
 
 
 def strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -255,12 +255,7 @@ def _read(path: Path, ema: bool) -> _Content:
 
 
 def _read_safetensors(path: Path, ema: bool) -> _Content:
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-        tensors = safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise WeightsError(f"{path} is not a readable safetensors file ({error})") from error
+    tensors, header = decode(path)
     stored = header.get("weights", "stored")
     if ema and stored == "raw":
         raise WeightsError(f"{path} holds raw weights, no moving average; take it without ema=True")

@@ -13,6 +13,7 @@ from mmengine.dist import barrier, is_main_process
 from mmengine.logging.history_buffer import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader
 
+from vit3.models.places import download
 from vit3.models.unpickle import read_checkpoint
 from vit3.models.weights import read_tensors
 
@@ -53,12 +54,10 @@ def load_safely(filename: str, map_location: Any = None, **_) -> Any:
 
 def download_safely(filename: str, map_location: Any = None, **_) -> Any:
     """Read a checkpoint from an address by :func:`load_safely`; it is kept among torch's downloads."""
-    path = Path(torch.hub.get_dir()) / "checkpoints" / filename.rsplit("/", 1)[1]
-    if is_main_process() and not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(filename, str(path))
+    if is_main_process():
+        download(filename)
     barrier()
-    return load_safely(str(path), map_location)
+    return load_safely(str(download(filename)), map_location)  # there by now, or on another machine's disk
 
 
 def _method(kind: type, name: str) -> Callable:
