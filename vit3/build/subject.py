@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,16 +238,9 @@ def _mixer(cfg: TrainConfig) -> dict[str, Any]:
     """Arguments of the mixer, where it is not the released block."""
     if cfg.mixer.name != "ttt":
         return dict(mixer=cfg.mixer.name, mixer_kwargs=dict(cfg.mixer.kwargs))
-    inner = {} if cfg.inner == InnerSpec() else dict(inner=_plain(asdict(cfg.inner)))
+    inner = {} if cfg.inner == InnerSpec() else dict(inner=cfg.inner.to_plain())
     kwargs = {**cfg.mixer.kwargs, **inner}
     return dict(mixer_kwargs=kwargs) if kwargs else {}
-
-
-def _plain(values: Any) -> Any:
-    """Lists in place of tuples, as JSON has them."""
-    if isinstance(values, dict):
-        return {key: _plain(value) for key, value in values.items()}
-    return [_plain(value) for value in values] if isinstance(values, (list, tuple)) else values
 
 
 def _preprocessing(cfg: TrainConfig) -> dict[str, Any]:
@@ -270,7 +263,7 @@ def _training(stored: Stored, kind: str) -> dict[str, Any]:
         found = {name.removeprefix(prefix): value for name, value in record.items() if name.startswith(prefix)}
     return {
         **found,
-        "data": cfg.data.name,
+        "dataset": cfg.data.name,
         "saved": stored.saved,
         "epochs": cfg.engine.epochs,
         "batch_size": cfg.engine.batch_size,
