@@ -18,11 +18,11 @@ NARROW = dict(embed_dim=16, depth=1, num_heads=2)
 FAMILIES = ("vit3", "h_vit3", "dense", "dit3")
 
 
-def enliven(model: nn.Module) -> nn.Module:
-    """Give every parameter a random value, so that no branch starts at zero or as identity."""
+def enliven(model: nn.Module, spread: float = 0.1) -> nn.Module:
+    """Add noise of ``spread`` to every parameter, so that no branch starts at zero or as identity."""
     for parameter in model.parameters():
         with torch.no_grad():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+            parameter.add_(torch.randn_like(parameter), alpha=spread)
     return model.eval()
 
 
