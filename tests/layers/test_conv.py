@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from vit3.layers.conv import ConvDownsample, ConvMlp, ConvStem
-from vit3.layers.grid import pad_to_multiple, to_map, to_tokens
+from vit3.layers.grid import crop, pad_to_multiple, to_map, to_tokens
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ def test_padding_is_right_and_bottom(size, multiple, padded):
     assert y.shape[-2:] == padded
     assert torch.equal(y[..., : size[0], : size[1]], x)
     assert y.count_nonzero() == x.count_nonzero()
+    assert torch.equal(crop(y, *size), x)
 
 
 def test_tokens_run_row_by_row():

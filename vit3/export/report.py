@@ -72,7 +72,8 @@ def _entry(folder: Path, result: Result) -> dict:
         dict(file=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=sha256_of(path))
         for path in map(Path, result.files)
     ]
-    checks = [{**asdict(check), "difference": _plain(check.difference)} for check in result.checks]
+    numbers = ("difference", "outputs")
+    checks = [{**asdict(c), **{name: _plain(getattr(c, name)) for name in numbers}} for c in result.checks]
     return dict(
         format=result.format,
         passed=result.passed,
@@ -108,7 +109,7 @@ def _lines(subject: Subject, entries: Sequence[dict]) -> Iterator[str]:
         for i, file in enumerate(entry["files"]):
             figures = f"{figure(entry['difference'])}{kind} | {figure(entry['bound'])}{kind} | {_word(entry['passed'])}"
             row = f"{file['file']} | {file['bytes'] / 1e6:.2f} | `{file['sha256']}`"
-            yield f"| {entry['format']} | {row} | {free if i == 0 else ''} | {figures if i == 0 else '| |'} |"
+            yield f"| {entry['format']} | {row} | {free if i == 0 else ''} | {figures if i == 0 else ' |  | '} |"
     for title, declared in (
         ("Shapes that were declared, compared with the network itself", True),
         ("Shapes that were not declared: refused, or right", False),

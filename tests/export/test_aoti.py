@@ -1,0 +1,58 @@
+"""Packages of machine code: results, and shapes that machine code does not check by itself."""
+
+import pytest
+import torch
+from torch import nn
+
+from vit3.export import Subject
+from vit3.export.aoti import open_package, write_package
+from vit3.export.program import export_program
+from vit3.export.signature import Signature
+from vit3.export.verify import verify
+
+
+class Toy(nn.Module):
+    """A compiler needs a tenth of a second an operator; published networks are compiled in test_published.py."""
+
+    num_classes, feature_info = 2, [dict(reduction=4)]
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, images):
+        return self.head(images.mean(dim=(2, 3)).tanh())
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    torch.manual_seed(0)
+    source = Subject(Toy().eval(), "classifier", "toy", {}, (8, 8))
+    object.__setattr__(source.model, "in_chans", 3)
+    signature = Signature.of(source)
+    path = tmp_path_factory.mktemp("package") / "toy.pt2"
+    write_package(export_program(source, signature), signature, path)
+    return source, signature, path
+
+
+def test_results(package):
+    source, signature, path = package
+    checks = verify(source.model, open_package(path), signature)
+    assert all(check.passed for check in checks), checks
+    assert all(check.what.endswith("refused") for check in checks if not check.declared)
+
+
+def test_the_runner_checks_what_machine_code_does_not(package):
+    source, signature, path = package
+    with pytest.raises(ValueError, match=r"exported for \(batch, 3, height, width\) with sides of at least 5"):
+        open_package(path)(torch.zeros(2, 3, 4, 9))
+    bare = torch._inductor.aoti_load_package(str(path))
+    found = verify(source.model, lambda *inputs: bare(*inputs), signature)
+    assert not all(check.passed for check in found)  # it reads on without a word where there is a channel too much
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only without a CUDA device is there none")
+def test_no_such_device(package):
+    _, signature, path = package
+    with pytest.raises(ValueError, match="device='cuda' needs a CUDA device, and there is none; use device='cpu'"):
+        write_package(None, signature, path, device="cuda")

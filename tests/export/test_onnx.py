@@ -1,0 +1,119 @@
+"""ONNX files: standard operators, named axes, and ONNX Runtime's results at every declared shape."""
+
+import dataclasses
+import functools
+import sys
+
+import pytest
+import torch
+
+from tests.export.subjects import FAMILIES, exported
+from vit3.export.onnx import HALF_BOUND, check_standard, open_onnx, read_signature, write_onnx
+from vit3.export.verify import verify
+
+onnx = pytest.importorskip("onnx", reason="the extra 'export' is not installed")
+pytest.importorskip("onnxscript", reason="the extra 'export' is not installed")
+pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Path of a family's file, written once."""
+
+    @functools.cache
+    def write(family, dtype="float32"):
+        _, signature, program = exported(family)
+        path = tmp_path_factory.mktemp(family) / "net.onnx"
+        write_onnx(program, signature, path, dtype)
+        return path
+
+    return write
+
+
+# seconds each: the classifiers' parts are in these two, the plain one's in float16 below
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=() if f in ("dense", "dit3") else pytest.mark.slow) for f in FAMILIES]
+)
+def test_results(written, family):
+    source, signature, _ = exported(family)
+    checks = verify(source.model, open_onnx(written(family)), signature)
+    assert all(check.passed for check in checks), checks
+    assert max(check.difference for check in checks if check.declared) < 2e-5
+    small, channels = (check for check in checks if not check.declared)
+    assert small.what.endswith("runs, equal")  # below the smallest side, which ONNX does not need
+    assert channels.what.endswith("refused")
+
+
+def test_file(written):
+    path = written("dit3")
+    model = onnx.load(path)
+    axes = {
+        entry.name: [dim.dim_param or dim.dim_value for dim in entry.type.tensor_type.shape.dim]
+        for entry in (*model.graph.input, *model.graph.output)
+    }
+    assert axes == {
+        "latents": ["batch", 4, "height", "width"],
+        "times": ["batch"],
+        "labels": ["batch"],
+        "noise": ["batch", 8, "height", "width"],
+    }
+    assert {entry.domain for entry in model.opset_import} == {""}
+    assert read_signature(path) == exported("dit3")[1]
+    assert b".py" not in path.read_bytes()  # no traces of the machine that wrote it
+
+
+def test_undeclared_shapes_are_one_sentence(written):
+    run = open_onnx(written("dense"))
+    with pytest.raises(ValueError, match=r"inputs of shape \(1, 2, 48, 48\) are refused by net.onnx: .*Expected: 3"):
+        run(torch.zeros(1, 2, 48, 48))
+    with pytest.raises(ValueError, match="2 inputs were given; net.onnx takes images"):
+        run(torch.zeros(1, 3, 48, 48), torch.zeros(1))
+
+
+def test_half_precision(written):
+    source, signature, _ = exported("vit3")
+    path = written("vit3", "float16")
+    checks = verify(source.model, open_onnx(path), signature, bound=HALF_BOUND, relative=True)
+    assert all(check.passed for check in checks), checks
+    model = onnx.load(path)
+    types = {entry.name: entry.type.tensor_type.elem_type for entry in (*model.graph.input, *model.graph.output)}
+    assert set(types.values()) == {onnx.TensorProto.FLOAT}
+    stored = {x.name: x.data_type for x in model.graph.initializer if ".attn." in x.name}
+    inner = {name: kind for name, kind in stored.items() if name[-2:] in ("w1", "w2", "w3")}
+    assert len(inner) == 3 and set(inner.values()) == {onnx.TensorProto.FLOAT}, stored
+    assert {kind for name, kind in stored.items() if name.endswith("bias")} == {onnx.TensorProto.FLOAT16}, stored
+
+
+def test_operators_of_other_domains_are_refused(written, tmp_path):
+    model = onnx.load(written("dense"))
+    model.graph.node[3].domain = "com.microsoft"
+    onnx.save(model, tmp_path / "odd.onnx")
+    with pytest.raises(ValueError, match="odd.onnx has operators of com.microsoft"):
+        check_standard(tmp_path / "odd.onnx")
+
+
+def test_complex_numbers_are_refused(written, tmp_path):
+    model = onnx.load(written("dense"))
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.COMPLEX64, [1]))
+    onnx.save(model, tmp_path / "odd.onnx")
+    with pytest.raises(ValueError, match="complex numbers"):
+        check_standard(tmp_path / "odd.onnx")
+
+
+def test_what_is_missing_or_unknown(monkeypatch, tmp_path):
+    _, signature, program = exported("vit3")
+    with pytest.raises(ValueError, match="dtype='int8' is unknown; use one of: float32, float16"):
+        write_onnx(program, signature, tmp_path / "net.onnx", "int8")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ModuleNotFoundError, match=r"format=onnx needs the package onnx: pip install 'vit3\[export\]'"):
+        write_onnx(program, signature, tmp_path / "net.onnx")
+
+
+@pytest.mark.slow
+def test_weights_beside_large_files(monkeypatch, tmp_path):
+    monkeypatch.setattr("vit3.export.onnx._LARGEST", 1000)
+    source, signature, program = exported("vit3")
+    write_onnx(program, signature, tmp_path / "net.onnx")
+    assert (tmp_path / "net.onnx.data").stat().st_size > 1000
+    small = dataclasses.replace(signature, dynamic=("batch",))
+    assert all(check.passed for check in verify(source.model, open_onnx(tmp_path / "net.onnx"), small))
