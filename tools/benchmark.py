@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import os
 import platform
 import shlex
 import sys
 from dataclasses import asdict
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import timm
@@ -74,6 +77,7 @@ def main() -> None:
         if count:
             torch.set_num_threads(count)
         if options.runtime:
+            console.print(f"exports and compiles {options.model} first, which takes minutes")
             measured = runtimes.runtime_rows(subject, tuple(batches), say=console.print)
         else:
             measured = measure(levels, device, dtype, options.quick)
@@ -151,7 +155,7 @@ def measure(levels: list[str], device: torch.device, dtype: torch.dtype, quick: 
 
 
 def describe(device: torch.device) -> dict[str, str]:
-    """Machine and versions."""
+    """Machine, what else it does, and versions."""
     if device.type == "cuda":
         machine = torch.cuda.get_device_name(device)
     else:
@@ -160,8 +164,11 @@ def describe(device: torch.device) -> dict[str, str]:
         names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
         name = names[0] if names else platform.processor()
         machine = f"{name}, {len(names)} cores, {torch.backends.cpu.get_cpu_capability()}"
+    load = f"{os.getloadavg()[2]:.1f} processes ready to run, this one included, mean of 15 minutes"
     versions = dict(torch=torch.__version__, timm=timm.__version__, vit3=vit3.__version__)
-    return dict(machine=machine, date=datetime.date.today().isoformat(), **versions)
+    if find_spec("onnxruntime"):
+        versions["onnxruntime"] = import_module("onnxruntime").__version__
+    return dict(machine=machine, load=load, date=datetime.date.today().isoformat(), **versions)
 
 
 def write_csv(path: Path, rows: list[Row], machine: dict[str, str]) -> None:
