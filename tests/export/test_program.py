@@ -7,7 +7,7 @@ import torch
 
 from tests.export.subjects import FAMILIES, exported, plain, subject
 from vit3.export import program as export
-from vit3.export.program import export_program, open_program, plain_mixers, runner, save_program
+from vit3.export.program import export_program, open_program, plain_mixers, program_runner, save_program
 from vit3.export.signature import Signature
 from vit3.export.verify import verify
 from vit3.inner import BranchSpec, InnerSpec
@@ -46,7 +46,7 @@ def test_graph_has_standard_operators_and_no_paths():
 def test_other_mixers(name):
     source = plain(**OTHERS[name])
     signature = Signature.of(source)
-    checks = verify(source.model, runner(export_program(source, signature)), signature)
+    checks = verify(source.model, program_runner(export_program(source, signature)), signature)
     assert all(check.passed for check in checks), checks
 
 
@@ -57,7 +57,7 @@ def test_mixers_that_count_tokens_have_one_size(name):
     with pytest.raises(ValueError, match=r"vit3_tiny with dynamic=\['batch', 'size'\] .*use dynamic=\[batch\]"):
         export_program(source, Signature.of(source))
     signature = Signature.of(source, ("batch",))
-    run = runner(export_program(source, signature))
+    run = program_runner(export_program(source, signature))
     checks = verify(source.model, run, signature)
     assert all(check.passed for check in checks), checks
     (images,) = signature.probes()[1].inputs  # tracing leaves nothing behind in the network
@@ -80,7 +80,7 @@ def test_wrapped_networks():
     source = plain()
     signature = Signature.of(source, ())
     object.__setattr__(source, "model", torch.compile(source.model, backend="eager"))
-    run = runner(export_program(source, signature))
+    run = program_runner(export_program(source, signature))
     assert all(check.passed for check in verify(source.model, run, signature))
 
 

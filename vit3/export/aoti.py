@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from vit3.export.program import Run, as_tuple
+from vit3.export.runner import Run, as_tuple
 from vit3.export.signature import Signature
 
 _SIGNATURE = "signature"  # key among the package's metadata

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from torch import Tensor
 from torch.export import ExportedProgram
 
 from vit3.errors import UserError
@@ -24,8 +23,6 @@ from vit3.export.verify import BOUND, verify
 
 FORMATS = ("safetensors", "onnx", "pt2", "aoti", "official")
 _TRACED = ("onnx", "pt2", "aoti")  # made of a graph; the others are weights alone
-
-Run = Callable[..., tuple[Tensor, ...]]
 
 
 def export(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from vit3.export.program import Run
+from vit3.export.runner import Run
 from vit3.export.signature import Signature
 
 DTYPES = ("float32", "float16")

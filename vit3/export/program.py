@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from timm.utils import unwrap_model
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from vit3.export.runner import Run, as_tuple
 from vit3.export.signature import Probe, Signature
 from vit3.export.subject import Subject
 from vit3.mixers import TTT
 
-Run = Callable[..., tuple[Tensor, ...]]
 _SIGNATURE = "signature.json"  # in the file, beside the graph
 
 
@@ -60,7 +60,7 @@ def export_program(subject: Subject, signature: Signature) -> ExportedProgram:
         raise ValueError(_sentence(subject, signature, error)) from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine, which would be in every file
-    run = runner(program)
+    run = program_runner(program)
     for probe in signature.probes():
         try:
             with torch.no_grad():
@@ -70,7 +70,7 @@ def export_program(subject: Subject, signature: Signature) -> ExportedProgram:
     return program
 
 
-def runner(program: ExportedProgram) -> Run:
+def program_runner(program: ExportedProgram) -> Run:
     """The graph as a function of its inputs, which gives a tuple of outputs.
 
     The function raises a ValueError on shapes that the graph was not made for.
@@ -88,11 +88,6 @@ def runner(program: ExportedProgram) -> Run:
     return run
 
 
-def as_tuple(outputs: Tensor | list | tuple) -> tuple[Tensor, ...]:
-    """What a network gives, as a tuple whether it is one tensor or several."""
-    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-
-
 def save_program(program: ExportedProgram, signature: Signature, path: Path) -> None:
     """Write a ``.pt2`` file, which :func:`torch.export.load` reads without this package."""
     torch.export.save(program, Path(path), extra_files={_SIGNATURE: signature.to_json()})
@@ -106,7 +101,7 @@ def load_program(path: Path) -> ExportedProgram:
 def open_program(path: Path) -> Run:
     """The network in a ``.pt2`` file, as a function of its inputs that refuses shapes which were not declared."""
     extra = {_SIGNATURE: ""}
-    run = runner(torch.export.load(Path(path), extra_files=extra))
+    run = program_runner(torch.export.load(Path(path), extra_files=extra))
     signature = Signature.from_json(extra[_SIGNATURE])
 
     @torch.no_grad()

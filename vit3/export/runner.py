@@ -7,14 +7,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+Run = Callable[..., tuple[Tensor, ...]]
 
-def runner(model: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
-    """``run(*inputs)`` of a network in evaluation mode, without gradients; one output is a tuple of one."""
+
+def as_tuple(outputs: Tensor | list | tuple) -> tuple[Tensor, ...]:
+    """What a network gives, as a tuple whether it is one tensor or several."""
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+def runner(model: nn.Module) -> Run:
+    """``run(*inputs)`` of a network in evaluation mode, without gradients."""
     model.eval()
 
     @torch.no_grad()
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-        outputs = model(*inputs)
-        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+        return as_tuple(model(*inputs))
 
     return run

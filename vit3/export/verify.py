@@ -11,7 +11,7 @@ import torch
 from timm.utils import unwrap_model
 from torch import Tensor, nn
 
-from vit3.export.program import Run, as_tuple
+from vit3.export.runner import Run, as_tuple
 from vit3.export.signature import Probe, Signature
 
 BOUND = 1e-4
