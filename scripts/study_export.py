@@ -1,13 +1,13 @@
 """Export every published network (fresh weights, seed 0): ``python scripts/study_export.py OUT [NAME …]``.
 
-Writes a report for each network and ``summary.md`` below OUT; networks that have a report there are left out, so the
+Which names and formats may be said. Writes a report for each network and ``summary.md`` below OUT; networks that have a report there are left out, so the
 same command goes on where it stopped. Takes hours on two CPU cores, most of them in AOTInductor.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import timm
@@ -37,26 +37,28 @@ def fresh(name: str) -> Subject:
 
 def main() -> None:
     """Command line."""
-    if len(sys.argv) < 2 or set(sys.argv[2:]) - set(NAMES):
-        sys.exit(f"error: python scripts/study_export.py OUT [NAME …]; names: {', '.join(NAMES)}")
-    out = Path(sys.argv[1])
-    for name in sys.argv[2:] or NAMES:
-        folder = out / name
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(NAMES)}; all if not given")
+    parser.add_argument("--formats", default=",".join(FORMATS), help="with commas between them")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(NAMES) | set(options.formats.split(",")) - set(FORMATS):
+        parser.error(f"{', '.join(sorted(unknown))} is none of {', '.join((*NAMES, *FORMATS))}")
+    for name in options.names or NAMES:
+        folder = options.out / name
         if (folder / "export.json").exists():
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        subject = fresh(name)
-        signature = Signature.of(subject)
-        results = []
-        for result in export(subject, FORMATS, signature, folder, multiple=STEP):
+        subject, results = fresh(name), []
+        for result in export(subject, options.formats.split(","), Signature.of(subject), folder, multiple=STEP):
             print(name, result.format, result.error or f"passed {result.passed}, {result.seconds:.0f} s", flush=True)
             results.append(result)
         write_report(folder, subject, results)
     lines = ["| network | format | MB | written in | largest difference | passed |", "|---|---|---:|---:|---:|---|"]
     for name in NAMES:
-        if (path := out / name / "export.json").exists():
+        if (path := options.out / name / "export.json").exists():
             lines += [f"| `{name}` | {row}" for row in rows(json.loads(path.read_text(encoding="utf-8")))]
-    (out / "summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (options.out / "summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def rows(report: dict) -> list[str]:
