@@ -1,6 +1,6 @@
 """Export every published network (fresh weights, seed 0): ``python scripts/study_export.py OUT [NAME …]``.
 
-Which names and formats may be said. Writes a report for each network and ``summary.md`` below OUT; networks that have a report there are left out, so the
+Writes a report for each network and ``summary.md`` below OUT; networks that have a report there are left out, so the
 same command goes on where it stopped. Takes hours on two CPU cores, most of them in AOTInductor.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from vit3.export.signature import Probe, Signature
 from vit3.export.subject import Subject
 from vit3.mixers import TTT
 
+_DEFER = "prefer_deferred_runtime_asserts_over_guards"
 _SIGNATURE = "signature.json"  # in the file, beside the graph
 
 
@@ -45,6 +47,9 @@ def export_program(subject: Subject, signature: Signature) -> ExportedProgram:
     Raises:
         ValueError: PyTorch cannot trace it, or the graph depends on a shape that was declared free.
     """
+    if _DEFER not in inspect.signature(torch.export.export).parameters:
+        raise ValueError(f"PyTorch {torch.__version__} is too old for graphs of free sizes (torch.export.export has no "
+                         f"{_DEFER}); install a newer one, 2.14 is tested")  # fmt: skip
     model = unwrap_model(subject.model)
     try:
         with plain_mixers(model), torch.no_grad():
@@ -54,7 +59,7 @@ def export_program(subject: Subject, signature: Signature) -> ExportedProgram:
                 dynamic_shapes=signature.dynamic_shapes(),
                 strict=False,
                 # "this size is not that size", which the exporter asks and no result depends on, becomes a check
-                prefer_deferred_runtime_asserts_over_guards=True,
+                **{_DEFER: True},
             )
     except Exception as error:  # the exporter raises whatever the traced code does
         raise ValueError(_sentence(subject, signature, error)) from error
