@@ -54,7 +54,7 @@ def test_compiled(monkeypatch):
     check(*follow("engine.compile=true"))
 
 
-@pytest.mark.parametrize("buffers", ["copy", "average"])
+@pytest.mark.parametrize("buffers", [pytest.param("copy", marks=pytest.mark.slow), "average"])
 def test_on_two_processes(buffers):
     one, other = run_processes(follow, 2, f"engine.ema_buffers={buffers}")
     check(*one)
