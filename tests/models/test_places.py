@@ -93,6 +93,13 @@ def test_wrong_checksum_leaves_nothing(folder, cache):
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.parametrize("fragment", ["sha256=", "sha256=0123", "md5=" + "0" * 32])
+def test_a_checksum_that_is_none_is_not_ignored(folder, cache, fragment):
+    with pytest.raises(WeightsError, match=f"#{fragment}, which checks nothing"):
+        resolve(f"{(folder / 'model.safetensors').as_uri()}#{fragment}")
+    assert not cache.exists()
+
+
 def test_changed_file_is_fetched_again(folder, cache):
     file = folder / "model.safetensors"
     path = resolve(file.as_uri())

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _HUB, _FOLDER = ("hf-hub:", "hf_hub:"), "local-dir:"
 _ADDRESS = re.compile(r"(https?|file)://", re.IGNORECASE)
-_CHECKSUM = "#sha256="
+_CHECKSUM = re.compile(r"sha256=[0-9a-fA-F]{64}")
 
 
 def resolve(place: str | Path, sha256: str | None = None, cache_dir: str | Path | None = None) -> Path:
@@ -46,8 +46,11 @@ def resolve(place: str | Path, sha256: str | None = None, cache_dir: str | Path 
     if path.is_dir():
         return _in_folder(path, sha256)
     if _ADDRESS.match(text):
-        address, _, own = text.partition(_CHECKSUM)
-        return download(address, sha256 or own or None, cache_dir)
+        address, _, fragment = text.partition("#")
+        if fragment and not _CHECKSUM.fullmatch(fragment):
+            raise WeightsError(f"{place} ends in #{fragment}, which checks nothing; end it in #sha256= and 64 hexadecimal "
+                               "digits, or in nothing")  # fmt: skip
+        return download(address, sha256 or fragment.partition("=")[2] or None, cache_dir)
     if text.startswith(_HUB):
         return _from_hub(text.partition(":")[2], sha256, cache_dir)
     if (published := _published(text, cache_dir)) is not None:
