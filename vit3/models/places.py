@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 # The layout of folders and of repositories, which timm reads too
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-_HUB, _FOLDER = ("hf-hub:", "hf_hub:"), "local-dir:"
+FOLDER = "local-dir:"  # before a folder, as timm writes it
+_HUB = ("hf-hub:", "hf_hub:")
 _ADDRESS = re.compile(r"(https?|file)://", re.IGNORECASE)
 _CHECKSUM = re.compile(r"sha256=[0-9a-fA-F]{64}")
 
@@ -39,7 +40,7 @@ def resolve(place: str | Path, sha256: str | None = None, cache_dir: str | Path 
         FileNotFoundError: there is no such place.
         WeightsError: it cannot be fetched, a folder holds no weights, or a file has another SHA-256.
     """
-    text = str(place).removeprefix(_FOLDER)
+    text = str(place).removeprefix(FOLDER)
     path = Path(text).expanduser()
     if path.is_file():
         return checked(path, sha256)
@@ -48,8 +49,8 @@ def resolve(place: str | Path, sha256: str | None = None, cache_dir: str | Path 
     if _ADDRESS.match(text):
         address, _, fragment = text.partition("#")
         if fragment and not _CHECKSUM.fullmatch(fragment):
-            raise WeightsError(f"{place} ends in #{fragment}, which checks nothing; end it in #sha256= and 64 hexadecimal "
-                               "digits, or in nothing")  # fmt: skip
+            raise WeightsError(f"{place} ends in #{fragment}, which checks nothing; end it in #sha256= and 64 "
+                               "hexadecimal digits, or in nothing")  # fmt: skip
         return download(address, sha256 or fragment.partition("=")[2] or None, cache_dir)
     if text.startswith(_HUB):
         return _from_hub(text.partition(":")[2], sha256, cache_dir)
