@@ -62,6 +62,17 @@ def test_a_hub_folder_and_a_bare_file_are_exported_again(run, tmp_path):
     assert again["formats"][0]["passed"]
 
 
+@pytest.mark.parametrize("place", ["{}", "local-dir:{}", "{}/model.safetensors"])
+def test_without_output_a_hub_folder_is_exported_beside_it(run, tmp_path, place):
+    """Files of ours inside it would stop the next export to it, and would be uploaded with it."""
+    exported(run, tmp_path, "weights=raw")
+    hub = tmp_path / "vit3_tiny_hub"
+    before = {file.name for file in hub.iterdir()}
+    run_export(compose_config(f"checkpoint={place.format(hub)}", root="export"))
+    assert {file.name for file in hub.iterdir()} == before
+    assert (tmp_path / "export" / "vit3_tiny_hub" / "model.safetensors").is_file()
+
+
 def test_kinds_of_weights_are_never_guessed(run, tmp_path):
     with pytest.raises(UserError, match="set weights=ema or weights=raw"):
         exported(run, tmp_path)
@@ -118,6 +129,11 @@ def test_the_backbone_of_a_classifier(tmp_path):
         (["push=me/mine", "format=[pt2]"], "push=me/mine uploads the hub folder; add safetensors"),
         (["model_name=h_vit3_tin"], "model_name=h_vit3_tin is no registered model; did you mean h_vit3_tiny"),
         (["model_name=h_vit3_tiny_dense"], "the checkpoint holds vit3_tiny"),
+        (["format=[]"], "format=\\[\\] writes nothing; name some of: safetensors"),
+        (["dtype=float16"], "dtype=float16 is of onnx alone; add onnx to format"),
+        (["device=cuda", "format=[onnx]"], "device=cuda is of aoti alone"),
+        (["multiple=4", "format=[pt2]"], "multiple=4 is of aoti alone"),
+        (["sha256=" + "0" * 64], "best_raw.pt has the SHA-256 .* was expected"),
     ],
 )
 def test_refusals(run, tmp_path, overrides, sentence):

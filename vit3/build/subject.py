@@ -22,7 +22,7 @@ from vit3.export import Subject
 from vit3.files import sha256_of
 from vit3.inner import InnerSpec
 from vit3.models import DENSE_NAMES, GENERATOR_NAMES, MODEL_NAMES
-from vit3.models.places import CONFIG, WEIGHTS, read_config, resolve
+from vit3.models.places import CONFIG, WEIGHTS, checked, read_config, resolve
 from vit3.models.unpickle import read_checkpoint
 from vit3.models.weights import holds_average, load_weights, read_tensors
 
@@ -66,6 +66,7 @@ def _from_run(path: Path, options: ExportConfig, complete: Callable[[dict], Dict
     """A checkpoint of ours; of a classifier also its backbone, if ``model_name`` asks for that."""
     path = _chosen_file(path, options.weights)
     stored = read_stored(str(path), complete, newest=True)
+    checked(stored.path, options.sha256)
     kind = _chosen_kind(stored, options.weights)
     if stored.cfg.diffusion is not None:
         model, kwargs = _generator(stored)
