@@ -13,6 +13,7 @@ from vit3.build import build_subject
 from vit3.cli import run_tool, stored_config
 from vit3.config import ExportConfig, nearest, typed
 from vit3.errors import Interrupted, UserError
+from vit3.export import Subject
 from vit3.export.formats import FORMATS, export
 from vit3.export.report import Result, figure, write_report
 from vit3.export.signature import Signature
@@ -45,7 +46,7 @@ def run_export(cfg: DictConfig) -> None:
         raise Interrupted("stopped; the formats that are there are whole", 130) from None
     finally:
         if results:
-            write_report(folder, subject, results)
+            _report(folder, subject, results)
     logger.info("report: %s", folder / "export.md")
     if failed := [result.format for result in results if not result.passed]:
         raise UserError(f"not verified: {', '.join(failed)}; {folder / 'export.md'} says what was found")
@@ -74,6 +75,14 @@ def _check(options: ExportConfig) -> None:
     for key, neutral, name in (("dtype", "float32", "onnx"), ("device", "cpu", "aoti"), ("multiple", 1, "aoti")):
         if (value := getattr(options, key)) != neutral and name not in options.format:
             raise UserError(f"{key}={value} is of {name} alone; add {name} to format, or leave {key} out")
+
+
+def _report(folder: Path, subject: Subject, results: list[Result]) -> None:
+    try:
+        write_report(folder, subject, results)
+    except OSError as error:
+        raise UserError(f"output={folder}: the report cannot be written ({error}); make room, or choose another "
+                        "output=FOLDER") from error  # fmt: skip
 
 
 def _folder(options: ExportConfig) -> Path:

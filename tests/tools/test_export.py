@@ -1,11 +1,13 @@
 """tools/export.py: from a run to files that are compared with it, and what it refuses."""
 
+import errno
 import json
 import logging
 
 import pytest
 import timm
 import torch
+from vit3.tools import export as tool
 from vit3.tools.export import run_export
 from vit3.tools.train import train
 
@@ -104,6 +106,19 @@ def test_a_format_that_cannot_be_is_a_sentence_and_the_others_are_made(run, tmp_
     report = json.loads((tmp_path / "export.json").read_text())
     assert "not the published network" in report_of(report, "official")["error"]
     assert report_of(report, "safetensors")["passed"]
+
+
+def test_a_full_disk_is_a_sentence(run, tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(formats, "write_hub_folder", full)
+    with pytest.raises(UserError, match="not verified: safetensors;"):
+        exported(run, tmp_path, "weights=raw")
+    assert "No space left" in (tmp_path / "export.md").read_text()
+    monkeypatch.setattr(tool, "write_report", full)
+    with pytest.raises(UserError, match="the report cannot be written .*No space left"):
+        exported(run, tmp_path, "weights=raw")
 
 
 def test_the_backbone_of_a_classifier(tmp_path):
