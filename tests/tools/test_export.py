@@ -75,6 +75,15 @@ def test_without_output_a_hub_folder_is_exported_beside_it(run, tmp_path, place)
     assert (tmp_path / "export" / "vit3_tiny_hub" / "model.safetensors").is_file()
 
 
+def test_a_hub_folder_with_foreign_arguments(run, tmp_path):
+    exported(run, tmp_path / "a", "weights=raw")
+    file = tmp_path / "a" / "vit3_tiny_hub" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"model_args": {"evil": 1}}))
+    with pytest.raises(UserError, match="cannot be loaded as vit3_tiny: .*evil"):
+        exported(file.parent, tmp_path / "b")
+
+
 def test_kinds_of_weights_are_never_guessed(run, tmp_path):
     with pytest.raises(UserError, match="set weights=ema or weights=raw"):
         exported(run, tmp_path)
