@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.toy import CONFIGS
+from tests.toy import CONFIGS, compose_config
 from vit3 import cli
 from vit3.arguments import check_arguments
 from vit3.config import TrainConfig
@@ -30,6 +30,13 @@ def test_a_launcher_without_many_runs_would_do_nothing():
 def test_a_misspelt_launcher():
     with pytest.raises(UserError, match="hydra/launcher=jobli: did you mean joblib?"):
         check("-m", "hydra/launcher=jobli")
+
+
+def test_an_address_with_its_checksum_needs_no_quotes():
+    place = f"file:///somewhere/model.safetensors#sha256={'0a' * 32}"
+    for argument in (f"model.checkpoint={place}", f'model.checkpoint="{place}"'):
+        (checked,) = check(argument)
+        assert compose_config(checked).model.checkpoint == place
 
 
 def test_null_is_no_choice_of_a_group_except_the_recipe():

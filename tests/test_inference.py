@@ -133,7 +133,7 @@ def test_folders_in_the_layout_of_timm(tmp_path):
     names = dict(label_names=["cat", "dog", "owl"])
     save_for_hf(model, tmp_path, model_config=names, data_config=how, safe_serialization=True)
     make_image(tmp_path / "a.png", 3, (70, 90))
-    predictor = load_predictor(tmp_path)
+    predictor = load_predictor(f"local-dir:{tmp_path}")
     found = predictor.logits(next(predictor.inputs(tmp_path / "a.png")))
     shown = create_transform(**how)(Image.open(tmp_path / "a.png"))[None]
     with torch.no_grad():

@@ -13,9 +13,11 @@ from vit3.build import build_subject
 from vit3.cli import run_tool, stored_config
 from vit3.config import ExportConfig, nearest, typed
 from vit3.errors import Interrupted, UserError
+from vit3.export import Subject
 from vit3.export.formats import FORMATS, export
 from vit3.export.report import Result, figure, write_report
 from vit3.export.signature import Signature
+from vit3.models.places import CONFIG, FOLDER
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 logger = logging.getLogger("vit3.export")
@@ -24,11 +26,8 @@ logger = logging.getLogger("vit3.export")
 def run_export(cfg: DictConfig) -> None:
     """Write all formats; the report says what was compared, the exit status whether all of it holds."""
     options: ExportConfig = typed(cfg, ExportConfig)
-    for name in options.format:
-        if name not in FORMATS:
-            raise UserError(f"format={name} is not allowed; {nearest(name, FORMATS)}")
-    if options.push and "safetensors" not in options.format:
-        raise UserError(f"push={options.push} uploads the hub folder; add safetensors to format")
+    _check(options)
+    options.checkpoint = options.checkpoint.removeprefix(FOLDER)
     subject = build_subject(options, partial(stored_config, configs=CONFIGS))
     try:
         signature = Signature.of(subject, tuple(options.dynamic))
@@ -47,7 +46,7 @@ def run_export(cfg: DictConfig) -> None:
         raise Interrupted("stopped; the formats that are there are whole", 130) from None
     finally:
         if results:
-            write_report(folder, subject, results)
+            _report(folder, subject, results)
     logger.info("report: %s", folder / "export.md")
     if failed := [result.format for result in results if not result.passed]:
         raise UserError(f"not verified: {', '.join(failed)}; {folder / 'export.md'} says what was found")
@@ -64,9 +63,34 @@ def describe(result: Result) -> str:
     )
 
 
+def _check(options: ExportConfig) -> None:
+    """Raise a UserError for formats that are none, and for options that none of the formats heeds."""
+    if not options.format:
+        raise UserError(f"format=[] writes nothing; name some of: {', '.join(FORMATS)}")
+    for name in options.format:
+        if name not in FORMATS:
+            raise UserError(f"format={name} is not allowed; {nearest(name, FORMATS)}")
+    if options.push and "safetensors" not in options.format:
+        raise UserError(f"push={options.push} uploads the hub folder; add safetensors to format")
+    for key, neutral, name in (("dtype", "float32", "onnx"), ("device", "cpu", "aoti"), ("multiple", 1, "aoti")):
+        if (value := getattr(options, key)) != neutral and name not in options.format:
+            raise UserError(f"{key}={value} is of {name} alone; add {name} to format, or leave {key} out")
+
+
+def _report(folder: Path, subject: Subject, results: list[Result]) -> None:
+    try:
+        write_report(folder, subject, results)
+    except OSError as error:
+        raise UserError(f"output={folder}: the report cannot be written ({error}); make room, or choose another "
+                        "output=FOLDER") from error  # fmt: skip
+
+
 def _folder(options: ExportConfig) -> Path:
     place = Path(options.checkpoint)
-    beside = place if place.is_dir() else place.parent if place.exists() else Path()
+    if (place.parent / CONFIG).is_file():  # the weights of a hub folder
+        place = place.parent
+    run = place.is_dir() and not (place / CONFIG).is_file()  # into a hub folder nothing else is written
+    beside = place if run else place.parent if place.exists() else Path()
     folder = Path(options.output) if options.output else beside / "export"
     try:
         folder.mkdir(parents=True, exist_ok=True)

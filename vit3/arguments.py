@@ -17,6 +17,9 @@ from vit3.errors import UserError
 
 _FREE_KEYS = ("model.kwargs.", "mixer.kwargs.")  # below these, any key may be set
 
+# An address with a checksum, which Hydra takes only in quotes of its own
+_CHECKSUMMED = re.compile(r"^([\w.]+)=([^'\"\s]+#sha256=\w*)$")
+
 MULTIRUN = ("-m", "--multirun")
 
 # hydra/launcher=NAME: the package that has it, and our extra that installs it
@@ -59,6 +62,7 @@ def _checked(argument: str, schema: type, configs: Path, *, multirun: bool) -> s
     """One command-line argument, its key known to the schema; raises a UserError that names the nearest otherwise."""
     if argument.startswith("-"):
         return argument
+    argument = _CHECKSUMMED.sub(r"\1='\2'", argument)
     try:
         override = OverridesParser.create().parse_override(argument)
     except HydraException as error:

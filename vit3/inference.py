@@ -6,7 +6,6 @@ and normalised by the code that ``tools/eval.py`` runs on test images.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from vit3.engine.precision import autocast
 from vit3.engine.predict import shown_pixels
 from vit3.errors import UserError, first_line
 from vit3.models import GENERATOR_NAMES
+from vit3.models.places import FOLDER, described
 
 OneImage = str | os.PathLike | Image.Image | np.ndarray
 _BATCH = 32
@@ -144,7 +144,7 @@ def load_predictor(checkpoint: str | os.PathLike, weights: str = "auto", device:
     Raises:
         UserError: no such checkpoint, a network that gives no classes, weights or a device that are not there.
     """
-    place, path = usable_device(device), Path(checkpoint)
+    place, path = usable_device(device), Path(str(checkpoint).removeprefix(FOLDER))
     if (path / "config.json").is_file():
         return _of_hub_folder(path, weights, place)
     if path.suffix == ".safetensors":
@@ -166,9 +166,9 @@ def _of_hub_folder(folder: Path, weights: str, device: torch.device) -> Predicto
     if weights != "auto":
         raise UserError(f"weights={weights}, but {folder} holds one kind of weights; leave weights=auto")
     try:
-        name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architecture"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / 'config.json'} names no architecture; give a folder in timm's layout") from error
+        name = described(folder)["architecture"]
+    except ValueError as error:
+        raise UserError(str(error)) from error
     if name in GENERATOR_NAMES:
         raise UserError(f"checkpoint={folder} holds the generator {name}, which gives images and no classes; "
                         "draw from its checkpoint with python tools/sample.py")  # fmt: skip

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import sys
 
 import pytest
@@ -107,6 +108,22 @@ def test_what_is_missing_or_unknown(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ModuleNotFoundError, match=r"format=onnx needs the package onnx: pip install 'vit3\[export\]'"):
         write_onnx(program, signature, tmp_path / "net.onnx")
+
+
+def test_what_cannot_be_converted_is_one_sentence_and_the_optimiser_is_silent(monkeypatch, tmp_path, caplog):
+    def fail(*args, **kwargs):
+        logging.getLogger("onnx_ir.passes").info("one line for each node")
+        raise torch.onnx.errors.OnnxExporterError("## Summary\n\nlong") from ValueError("No function\nfor aten.odd")
+
+    _, signature, program = exported("vit3")
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with (
+        caplog.at_level(logging.INFO),
+        pytest.raises(ValueError, match=r"no counterpart in ONNX \(No function for aten.odd\); .*dynamic=\[\]"),
+    ):
+        write_onnx(program, signature, tmp_path / "net.onnx")
+    assert "each node" not in caplog.text
+    assert logging.getLogger("onnx_ir").level == logging.NOTSET
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """One graph of PyTorch's own operators for all declared shapes, and its file."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +33,13 @@ def test_file(family, tmp_path):
     assert all(check.passed for check in checks), checks
     assert max(check.difference for check in checks if check.declared) < 1e-5
     assert all("refused" in check.what for check in checks if not check.declared)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
+def test_a_full_disk_is_an_error_and_not_the_end_of_the_process():
+    _, signature, program = exported("vit3")
+    with pytest.raises(OSError, match="No space left"):
+        save_program(program, signature, Path("/dev/full"))
 
 
 def test_graph_has_standard_operators_and_no_paths():

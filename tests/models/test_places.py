@@ -9,7 +9,7 @@ import torch
 from tests.helpers import same_dict, shallow
 from vit3.files import sha256_of
 from vit3.models import published
-from vit3.models.places import download, resolve
+from vit3.models.places import described, download, resolve
 from vit3.models.weights import WeightsError, load_weights, read_tensors, write_tensors
 
 
@@ -65,6 +65,27 @@ def test_damaged_folder(folder, model):
         resolve(folder / "model.safetensors", sha256="0" * 64)
 
 
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"architecture": ["a"]}, "names no architecture"),
+        ({"model_args": [1]}, r"model_args=\[1\] must be a dict"),
+        ({"label_names": 5}, "label_names=5 must be a list"),
+        ({"sha256": 5}, "sha256=5 must be a str"),
+        ({"pretrained_cfg": {"input_size": "abc"}}, "input_size='abc' must be"),
+        ({"pretrained_cfg": {"input_size": [1, -8, 8]}}, "each above 0"),
+        ({"pretrained_cfg": {"input_size": [1, 10**9, 8]}}, "below 100,000"),
+    ],
+)
+def test_a_description_of_other_types(tmp_path, values, sentence):
+    good = {"architecture": "vit3_tiny", "pretrained_cfg": {"input_size": [3, 8, 8]}, "label_names": None}
+    (tmp_path / "config.json").write_text(json.dumps(good))
+    assert described(tmp_path) == good
+    (tmp_path / "config.json").write_text(json.dumps(good | values))
+    with pytest.raises(WeightsError, match=sentence):
+        described(tmp_path)
+
+
 def test_address_is_fetched_once(folder, model, cache, monkeypatch):
     file = folder / "model.safetensors"
     address = file.as_uri()
@@ -91,6 +112,13 @@ def test_wrong_checksum_leaves_nothing(folder, cache):
     with pytest.raises(WeightsError, match=f"{address}: .* but {'0' * 64} was expected"):
         resolve(f"{address}#sha256={'0' * 64}")
     assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("fragment", ["sha256=", "sha256=0123", "md5=" + "0" * 32])
+def test_a_checksum_that_is_none_is_not_ignored(folder, cache, fragment):
+    with pytest.raises(WeightsError, match=f"#{fragment}, which checks nothing"):
+        resolve(f"{(folder / 'model.safetensors').as_uri()}#{fragment}")
+    assert not cache.exists()
 
 
 def test_changed_file_is_fetched_again(folder, cache):

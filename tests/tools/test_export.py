@@ -1,11 +1,13 @@
 """tools/export.py: from a run to files that are compared with it, and what it refuses."""
 
+import errno
 import json
 import logging
 
 import pytest
 import timm
 import torch
+from vit3.tools import export as tool
 from vit3.tools.export import run_export
 from vit3.tools.train import train
 
@@ -62,6 +64,26 @@ def test_a_hub_folder_and_a_bare_file_are_exported_again(run, tmp_path):
     assert again["formats"][0]["passed"]
 
 
+@pytest.mark.parametrize("place", ["{}", "local-dir:{}", "{}/model.safetensors"])
+def test_without_output_a_hub_folder_is_exported_beside_it(run, tmp_path, place):
+    """Files of ours inside it would stop the next export to it, and would be uploaded with it."""
+    exported(run, tmp_path, "weights=raw")
+    hub = tmp_path / "vit3_tiny_hub"
+    before = {file.name for file in hub.iterdir()}
+    run_export(compose_config(f"checkpoint={place.format(hub)}", root="export"))
+    assert {file.name for file in hub.iterdir()} == before
+    assert (tmp_path / "export" / "vit3_tiny_hub" / "model.safetensors").is_file()
+
+
+def test_a_hub_folder_with_foreign_arguments(run, tmp_path):
+    exported(run, tmp_path / "a", "weights=raw")
+    file = tmp_path / "a" / "vit3_tiny_hub" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"model_args": {"evil": 1}}))
+    with pytest.raises(UserError, match="cannot be loaded as vit3_tiny: .*evil"):
+        exported(file.parent, tmp_path / "b")
+
+
 def test_kinds_of_weights_are_never_guessed(run, tmp_path):
     with pytest.raises(UserError, match="set weights=ema or weights=raw"):
         exported(run, tmp_path)
@@ -95,6 +117,19 @@ def test_a_format_that_cannot_be_is_a_sentence_and_the_others_are_made(run, tmp_
     assert report_of(report, "safetensors")["passed"]
 
 
+def test_a_full_disk_is_a_sentence(run, tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(formats, "write_hub_folder", full)
+    with pytest.raises(UserError, match="not verified: safetensors;"):
+        exported(run, tmp_path, "weights=raw")
+    assert "No space left" in (tmp_path / "export.md").read_text()
+    monkeypatch.setattr(tool, "write_report", full)
+    with pytest.raises(UserError, match="the report cannot be written .*No space left"):
+        exported(run, tmp_path, "weights=raw")
+
+
 def test_the_backbone_of_a_classifier(tmp_path):
     """A file of a classifier's weights as a backbone of detectors: the norms of its maps alone are fresh."""
     model = timm.create_model("h_vit3_tiny", num_classes=3, in_chans=1)
@@ -118,6 +153,11 @@ def test_the_backbone_of_a_classifier(tmp_path):
         (["push=me/mine", "format=[pt2]"], "push=me/mine uploads the hub folder; add safetensors"),
         (["model_name=h_vit3_tin"], "model_name=h_vit3_tin is no registered model; did you mean h_vit3_tiny"),
         (["model_name=h_vit3_tiny_dense"], "the checkpoint holds vit3_tiny"),
+        (["format=[]"], "format=\\[\\] writes nothing; name some of: safetensors"),
+        (["dtype=float16"], "dtype=float16 is of onnx alone; add onnx to format"),
+        (["device=cuda", "format=[onnx]"], "device=cuda is of aoti alone"),
+        (["multiple=4", "format=[pt2]"], "multiple=4 is of aoti alone"),
+        (["sha256=" + "0" * 64], "best_raw.pt has the SHA-256 .* was expected"),
     ],
 )
 def test_refusals(run, tmp_path, overrides, sentence):

@@ -17,12 +17,12 @@ from vit3.build.generator import CACHED, build_generator
 from vit3.build.model import build_model
 from vit3.build.trained import Stored, read_stored
 from vit3.config import ExportConfig, TrainConfig, nearest
-from vit3.errors import UserError
+from vit3.errors import UserError, first_line
 from vit3.export import Subject
 from vit3.files import sha256_of
 from vit3.inner import InnerSpec
 from vit3.models import DENSE_NAMES, GENERATOR_NAMES, MODEL_NAMES
-from vit3.models.places import CONFIG, WEIGHTS, read_config, resolve
+from vit3.models.places import CONFIG, WEIGHTS, checked, described, resolve
 from vit3.models.unpickle import read_checkpoint
 from vit3.models.weights import holds_average, load_weights, read_tensors
 
@@ -66,6 +66,7 @@ def _from_run(path: Path, options: ExportConfig, complete: Callable[[dict], Dict
     """A checkpoint of ours; of a classifier also its backbone, if ``model_name`` asks for that."""
     path = _chosen_file(path, options.weights)
     stored = read_stored(str(path), complete, newest=True)
+    checked(stored.path, options.sha256)
     kind = _chosen_kind(stored, options.weights)
     if stored.cfg.diffusion is not None:
         model, kwargs = _generator(stored)
@@ -140,10 +141,13 @@ def _from_hub_folder(path: Path, options: ExportConfig) -> Subject:
     """A folder in timm's hub layout."""
     if options.weights != "auto":
         raise ValueError(f"weights={options.weights} is no choice here, a hub folder holds one kind; leave it out")
-    config = read_config(path)
+    config = described(path)
     file = resolve(path, sha256=options.sha256)
     name, kwargs = config["architecture"], dict(config.get("model_args") or {})
-    model = timm.create_model(f"local-dir:{path}", pretrained=True)
+    try:
+        model = timm.create_model(f"local-dir:{path}", pretrained=True)
+    except Exception as error:  # foreign arguments raise almost anything
+        raise ValueError(f"it cannot be loaded as {name}: {first_line(error)}") from error
     cfg = config.get("pretrained_cfg", {})
     classes = cfg.get("label_names") or config.get("label_names")
     kind = _kind(name)

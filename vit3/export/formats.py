@@ -76,7 +76,7 @@ def export(
                 with _whole(path) as arriving:
                     write_package(program, steps[name], arriving, device=device)
                 run = open_package(path)
-        except (ValueError, RuntimeError, ModuleNotFoundError, UserError) as error:
+        except (ValueError, RuntimeError, OSError, ModuleNotFoundError, UserError) as error:
             yield Result(name, (), (), seconds=time.monotonic() - started, error=str(error))
             continue
         seconds = time.monotonic() - started

@@ -7,7 +7,10 @@ takes and gives float32. It cannot be equal to 1e-4: see ``HALF_BOUND``.
 from __future__ import annotations
 
 import importlib
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -44,16 +47,21 @@ def write_onnx(program: ExportedProgram, signature: Signature, path: Path, dtype
     onnx = _package("onnx")
     _package("onnxscript")
     path = Path(path)
-    with torch.no_grad():
-        written = torch.onnx.export(
-            program,
-            signature.example(),
-            dynamo=True,
-            input_names=list(signature.inputs),
-            output_names=list(signature.outputs),
-            verbose=False,
-            optimize=True,
-        )
+    try:
+        with torch.no_grad(), _quiet():
+            written = torch.onnx.export(
+                program,
+                signature.example(),
+                dynamo=True,
+                input_names=list(signature.inputs),
+                output_names=list(signature.outputs),
+                verbose=False,
+                optimize=True,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise ValueError(f"format=onnx: an operator of this network has no counterpart in ONNX ({reason}); inner "
+                         "problems without an operator need dynamic=[]; else use format=[pt2]") from error  # fmt: skip
     weights = sum(x.numel() * x.element_size() for x in (*program.state_dict.values(), *program.constants.values()))
     if dtype == "float16":
         model = _halved(written.model_proto)
@@ -67,6 +75,20 @@ def write_onnx(program: ExportedProgram, signature: Signature, path: Path, dtype
     onnx.helper.set_model_props(model, {_OWN: signature.to_json(), "dtype": dtype})
     onnx.save(model, path)
     check_standard(path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Context in which the optimiser does not log a line for each node that it looks at."""
+    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 def open_onnx(path: Path) -> Run:

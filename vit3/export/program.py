@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +96,9 @@ def program_runner(program: ExportedProgram) -> Run:
 
 def save_program(program: ExportedProgram, signature: Signature, path: Path) -> None:
     """Write a ``.pt2`` file, which :func:`torch.export.load` reads without this package."""
-    torch.export.save(program, Path(path), extra_files={_SIGNATURE: signature.to_json()})
+    content = io.BytesIO()  # on a full disk PyTorch's own writer of files ends the process
+    torch.export.save(program, content, extra_files={_SIGNATURE: signature.to_json()})
+    Path(path).write_bytes(content.getbuffer())
 
 
 def load_program(path: Path) -> ExportedProgram:

@@ -19,9 +19,13 @@ logger = logging.getLogger(__name__)
 
 # The layout of folders and of repositories, which timm reads too
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-_HUB, _FOLDER = ("hf-hub:", "hf_hub:"), "local-dir:"
+FOLDER = "local-dir:"  # before a folder, as timm writes it
+_HUB = ("hf-hub:", "hf_hub:")
+_TYPES = {"label_names": (list, dict), "sha256": (str,)}
+_TYPES |= {key: (dict,) for key in ("model_args", "pretrained_cfg", "training", "source")}
+_MOST = 100_000  # pixels a side; no image has more, and memory for more ends the process
 _ADDRESS = re.compile(r"(https?|file)://", re.IGNORECASE)
-_CHECKSUM = "#sha256="
+_CHECKSUM = re.compile(r"sha256=[0-9a-fA-F]{64}")
 
 
 def resolve(place: str | Path, sha256: str | None = None, cache_dir: str | Path | None = None) -> Path:
@@ -39,15 +43,18 @@ def resolve(place: str | Path, sha256: str | None = None, cache_dir: str | Path 
         FileNotFoundError: there is no such place.
         WeightsError: it cannot be fetched, a folder holds no weights, or a file has another SHA-256.
     """
-    text = str(place).removeprefix(_FOLDER)
+    text = str(place).removeprefix(FOLDER)
     path = Path(text).expanduser()
     if path.is_file():
         return checked(path, sha256)
     if path.is_dir():
         return _in_folder(path, sha256)
     if _ADDRESS.match(text):
-        address, _, own = text.partition(_CHECKSUM)
-        return download(address, sha256 or own or None, cache_dir)
+        address, _, fragment = text.partition("#")
+        if fragment and not _CHECKSUM.fullmatch(fragment):
+            raise WeightsError(f"{place} ends in #{fragment}, which checks nothing; end it in #sha256= and 64 "
+                               "hexadecimal digits, or in nothing")  # fmt: skip
+        return download(address, sha256 or fragment.partition("=")[2] or None, cache_dir)
     if text.startswith(_HUB):
         return _from_hub(text.partition(":")[2], sha256, cache_dir)
     if (published := _published(text, cache_dir)) is not None:
@@ -111,6 +118,25 @@ def read_config(folder: Path) -> dict:
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} is not readable JSON ({error})") from error
     return config if isinstance(config, Mapping) else {}
+
+
+def described(folder: Path) -> dict:
+    """The ``config.json`` of a folder in timm's hub layout, whoever wrote it: values have the types of that layout.
+
+    Raises:
+        WeightsError: it is not readable, or a value is of another type; the key is named.
+    """
+    config = read_config(folder)
+    if not isinstance(config.get("architecture"), str):
+        raise WeightsError(f"{folder / CONFIG} names no architecture; give a folder in timm's layout")
+    for key, kinds in _TYPES.items():
+        if not isinstance(config.get(key), (*kinds, type(None))):
+            raise WeightsError(f"{folder / CONFIG}: {key}={config[key]!r:.60} must be a {kinds[0].__name__}; mend it")
+    size = (config.get("pretrained_cfg") or {}).get("input_size", (1, 1, 1))
+    if not (isinstance(size, (list, tuple)) and len(size) == 3 and all(type(n) is int and 0 < n < _MOST for n in size)):
+        raise WeightsError(f"{folder / CONFIG}: input_size={size!r:.60} must be [channels,height,width], each above 0 "
+                           f"and below {_MOST:,}; mend it")  # fmt: skip
+    return config
 
 
 def _in_folder(folder: Path, sha256: str | None) -> Path:
