@@ -13,6 +13,7 @@ from vit3.build import build_subject
 from vit3.cli import run_tool, stored_config
 from vit3.config import ExportConfig, nearest, typed
 from vit3.errors import Interrupted, UserError
+from vit3.export.aoti import DEVICES
 from vit3.export.formats import FORMATS, export
 from vit3.export.report import Result, figure, write_report
 from vit3.export.signature import Signature
@@ -27,6 +28,8 @@ def run_export(cfg: DictConfig) -> None:
     for name in options.format:
         if name not in FORMATS:
             raise UserError(f"format={name} is not allowed; {nearest(name, FORMATS)}")
+    if options.device not in DEVICES:
+        raise UserError(f"device={options.device} is not allowed; {nearest(options.device, DEVICES)}")
     if options.push and "safetensors" not in options.format:
         raise UserError(f"push={options.push} uploads the hub folder; add safetensors to format")
     subject = build_subject(options, partial(stored_config, configs=CONFIGS))

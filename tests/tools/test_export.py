@@ -114,6 +114,7 @@ def test_the_backbone_of_a_classifier(tmp_path):
     ("overrides", "sentence"),
     [
         (["format=[onxx]"], "format=onxx is not allowed; did you mean onnx"),
+        (["device=auto"], "device=auto is not allowed"),
         (["dynamic=[height]"], "dynamic=height is unknown"),
         (["push=me/mine", "format=[pt2]"], "push=me/mine uploads the hub folder; add safetensors"),
         (["model_name=h_vit3_tin"], "model_name=h_vit3_tin is no registered model; did you mean h_vit3_tiny"),
