@@ -44,9 +44,16 @@ def checkpoint(path, network, cfg, kinds=("raw", "ema"), **others):
 
 @pytest.fixture(scope="module")
 def classifier():
-    overrides = ("inner.lr=0.5", "data.img_size=[8,12]", "data.crop_pct=0.75", "data.std=[0.3]", *SMALL)
+    overrides = (
+        "inner.lr=0.5",
+        "++mixer.kwargs.qkv_bias=false",
+        "data.img_size=[8,12]",
+        "data.crop_pct=0.75",
+        "data.std=[0.3]",
+        *SMALL,
+    )
     cfg = OmegaConf.to_container(compose_config(*overrides), resolve=True)
-    options = dict(in_chans=1, num_classes=10, img_size=(8, 12), mixer_kwargs=dict(inner=dict(lr=0.5)))
+    options = dict(in_chans=1, num_classes=10, img_size=(8, 12), mixer_kwargs=dict(qkv_bias=False, inner=dict(lr=0.5)))
     return timm.create_model("vit3_tiny", **{**cfg["model"]["kwargs"], **options}), cfg
 
 
@@ -85,6 +92,7 @@ def test_a_run_gives_the_best_weights_of_the_kind_asked_for(asked, run, classifi
     assert (subject.kind, subject.name, subject.img_size) == ("classifier", "vit3_tiny", (8, 12))
     assert subject.classes == LABELS and subject.training["saved"] == "epoch 4" and not subject.model.training
     assert subject.preprocessing["crop_pct"] == 0.75 and subject.preprocessing["std"] == [0.3]
+    assert subject.kwargs["img_size"] == [8, 12]
     again = timm.create_model(subject.name, **subject.kwargs)
     assert again.blocks[0].attn.inner == network.blocks[0].attn.inner and again.blocks[0].attn.inner.lr == 0.5
     again.load_state_dict(subject.model.state_dict())
@@ -100,6 +108,13 @@ def test_kinds_are_chosen_where_one_is_there(asked, tmp_path, classifier):
         asked(tmp_path / "raw", weights="ema")
     newest = checkpoint(tmp_path / "new" / "checkpoints" / "update-00000001-00000-000000007.pt", *classifier, ["raw"])
     assert asked(tmp_path / "new").source["file"] == newest.name  # stopped before its first scores
+
+
+def test_two_kinds_are_never_chosen_from(asked, run):
+    with pytest.raises(UserError, match="the run kept its best raw and its best averaged weights; set weights=ema"):
+        asked(run)
+    with pytest.raises(UserError, match="the checkpoint holds raw and averaged weights; set weights=ema"):
+        asked(next((run / "checkpoints").iterdir()))
 
 
 def test_scores_are_those_of_these_weights(asked, run, tmp_path, classifier):
