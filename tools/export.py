@@ -14,6 +14,7 @@ from vit3.cli import run_tool, stored_config
 from vit3.config import ExportConfig, nearest, typed
 from vit3.errors import Interrupted, UserError
 from vit3.export import Subject
+from vit3.export.aoti import DEVICES
 from vit3.export.formats import FORMATS, export
 from vit3.export.report import Result, figure, write_report
 from vit3.export.signature import Signature
@@ -55,7 +56,7 @@ def run_export(cfg: DictConfig) -> None:
 def describe(result: Result) -> str:
     """One line about a format."""
     if result.error is not None:
-        return f"{result.format:12} not written: {result.error}"
+        return f"{result.format:12} {'not compared' if result.files else 'not written'}: {result.error}"
     kind = "equal" if result.passed else "NOT equal"
     return (
         f"{result.format:12} {result.files[0].name}: {kind}, {len(result.checks)} comparisons, largest difference "
@@ -70,8 +71,12 @@ def _check(options: ExportConfig) -> None:
     for name in options.format:
         if name not in FORMATS:
             raise UserError(f"format={name} is not allowed; {nearest(name, FORMATS)}")
+    if options.device not in DEVICES:
+        raise UserError(f"device={options.device} is not allowed; {nearest(options.device, DEVICES)}")
     if options.push and "safetensors" not in options.format:
         raise UserError(f"push={options.push} uploads the hub folder; add safetensors to format")
+    if options.push and (options.push.count("/") != 1 or not all(options.push.split("/"))):
+        raise UserError(f"push={options.push} must be OWNER/NAME")
     for key, neutral, name in (("dtype", "float32", "onnx"), ("device", "cpu", "aoti"), ("multiple", 1, "aoti")):
         if (value := getattr(options, key)) != neutral and name not in options.format:
             raise UserError(f"{key}={value} is of {name} alone; add {name} to format, or leave {key} out")

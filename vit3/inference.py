@@ -150,7 +150,7 @@ def load_predictor(checkpoint: str | os.PathLike, weights: str = "auto", device:
     if path.suffix == ".safetensors":
         raise UserError(f"checkpoint={path} holds bare weights; give the folder with its config.json")
     with _own_hydra():
-        stored = read_stored(str(path), partial(stored_config, configs=_configs()))
+        stored = read_stored(str(path), partial(stored_config, configs=_configs()), weights=weights)
     stored.check_classifier()
     cfg, d = stored.cfg, stored.cfg.data
     model = build_model(cfg, stored.classes)

@@ -51,6 +51,12 @@ def test_the_runner_checks_what_machine_code_does_not(package):
     assert not all(check.passed for check in found)  # it reads on without a word where there is a channel too much
 
 
+def test_unknown_device(package):
+    _, signature, path = package
+    with pytest.raises(ValueError, match="device='auto' is unknown; use one of: cpu, cuda"):
+        write_package(None, signature, path, device="auto")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="only without a CUDA device is there none")
 def test_no_such_device(package):
     _, signature, path = package

@@ -31,10 +31,8 @@ def written(tmp_path_factory):
     return write
 
 
-# seconds each: the classifiers' parts are in these two, the plain one's in float16 below
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=() if f in ("dense", "dit3") else pytest.mark.slow) for f in FAMILIES]
-)
+# seconds each: a generator's parts are in this one, a plain classifier's in float16 below
+@pytest.mark.parametrize("family", [pytest.param(f, marks=() if f == "dit3" else pytest.mark.slow) for f in FAMILIES])
 def test_results(written, family):
     source, signature, _ = exported(family)
     checks = verify(source.model, open_onnx(written(family)), signature)
@@ -64,11 +62,12 @@ def test_file(written):
 
 
 def test_undeclared_shapes_are_one_sentence(written):
-    run = open_onnx(written("dense"))
-    with pytest.raises(ValueError, match=r"inputs of shape \(1, 2, 48, 48\) are refused by net.onnx: .*Expected: 3"):
-        run(torch.zeros(1, 2, 48, 48))
-    with pytest.raises(ValueError, match="2 inputs were given; net.onnx takes images"):
-        run(torch.zeros(1, 3, 48, 48), torch.zeros(1))
+    run = open_onnx(written("dit3"))
+    times, labels = torch.zeros(1), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"inputs of shape \(1, 2, 8, 8\), .* are refused by net.onnx: .*Expected: 4"):
+        run(torch.zeros(1, 2, 8, 8), times, labels)
+    with pytest.raises(ValueError, match="2 inputs were given; net.onnx takes latents, times, labels"):
+        run(torch.zeros(1, 4, 8, 8), times)
 
 
 def test_half_precision(written):
@@ -86,7 +85,7 @@ def test_half_precision(written):
 
 
 def test_operators_of_other_domains_are_refused(written, tmp_path):
-    model = onnx.load(written("dense"))
+    model = onnx.load(written("dit3"))
     model.graph.node[3].domain = "com.microsoft"
     onnx.save(model, tmp_path / "odd.onnx")
     with pytest.raises(ValueError, match="odd.onnx has operators of com.microsoft"):
@@ -94,7 +93,7 @@ def test_operators_of_other_domains_are_refused(written, tmp_path):
 
 
 def test_complex_numbers_are_refused(written, tmp_path):
-    model = onnx.load(written("dense"))
+    model = onnx.load(written("dit3"))
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.COMPLEX64, [1]))
     onnx.save(model, tmp_path / "odd.onnx")
     with pytest.raises(ValueError, match="complex numbers"):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from dataclasses import replace
 
 from tests.export.subjects import plain
 from vit3.export.report import Result, figure, write_report
@@ -42,9 +43,25 @@ def test_files(tmp_path):
     assert values["formats"][0]["files"][1] == dict(file="net.onnx.data", bytes=7, sha256=sums[1])
 
 
+def test_steps_failures_and_origin(tmp_path):
+    (tmp_path / "net.pt2").write_bytes(b"program")
+    small = Check((2, 3, 32, 64), "a | b: refused", None, True, declared=False)
+    results = [
+        Result("aoti", (tmp_path / "net.pt2",), (GOOD, small), dynamic=("size",), lowest=32, multiple=32),
+        Result("onnx", (), (), error="no such package"),
+    ]
+    source = replace(plain(), img_size=(64, 96), source=dict(file="best_raw.pt", sha256="f00"))
+    text = write_report(tmp_path, source, results).read_text(encoding="utf-8")
+    assert "nominal size 64 x 96.\nSource: best_raw.pt, SHA-256 f00.\n" in text
+    assert "| size (sides from 32, multiples of 32) |" in text and "| a / b: refused |" in text
+    assert "| onnx | not written: no such package |" in text
+    found = json.loads((tmp_path / "export.json").read_text(encoding="utf-8"))["formats"]
+    assert [(entry["multiple"], entry["error"]) for entry in found] == [(32, None), (1, "no such package")]
+
+
 def test_results():
     assert Result("pt2", (), (GOOD, REFUSED)).passed and not Result("pt2", (), ()).passed
-    assert Result("pt2", (), (LESS, GOOD)).difference == 3.21e-7
+    assert Result("pt2", (), (GOOD, LESS)).difference == 3.21e-7
     refused = Check((1, 3, 48, 48), "batch 1: refused", None, False)
     assert math.isnan(Result("pt2", (), (GOOD, refused)).difference)
 

@@ -24,12 +24,50 @@ def test_names_and_lowest_sides(family, inputs, outputs, lowest):
     assert signature.dynamic == ("batch", "size")
 
 
+def test_the_last_grid_has_two_tokens_a_side():
+    source = plain()
+    source.model.feature_info = [dict(reduction=4), dict(reduction=8)]
+    assert Signature.of(source, ("size", "batch")).dynamic == ("batch", "size")
+    assert Signature.of(source).lowest == 9
+    del source.model.feature_info  # networks of others may have none
+    assert Signature.of(source).lowest == 33
+
+
 def test_probes_of_free_axes():
     shapes = [probe.shape for probe in Signature.of(plain(), img_size=(224, 160)).probes()]
     assert {shape[0] for shape in shapes} >= {1, 3, 8}
     others = [shape[2:] for shape in shapes if shape[2:] != (224, 160)]
-    assert len(set(others)) == 2 and all(h != w and h % 16 and w % 16 for h, w in others)
+    assert len(set(others)) == 2 and all(h != w and h % 2 and w % 2 for h, w in others)
     assert min(min(size) for size in others) == 17
+    signature = Signature.of(plain(), img_size=(64, 64))
+    batch, _, height, width = signature.example()[0].shape
+    assert batch != 1 and height != width  # equal ones would be taken for one axis
+    assert max(float(probe.inputs[0].abs().max()) for probe in signature.probes()) > 100
+
+
+def test_in_steps():
+    """Sides in multiples: lowest ones, inputs to trace with and to try, and what is refused."""
+    free = Signature.of(plain(), img_size=(64, 48))
+    assert free.in_steps(1) is free and Signature.of(plain(), ("batch",)).in_steps(32).multiple == 1
+    with pytest.raises(ValueError, match=r"multiple=32 does not divide img_size=\[64, 48\]"):
+        free.in_steps(32)
+    signature = free.in_steps(16)
+    assert (signature.multiple, signature.lowest, free.in_steps(8).lowest) == (16, 32, 24)
+    (image,) = signature.dynamic_shapes()
+    assert image[2].__name__ == "16*height" and image[2].root.min == 2
+    inputs = [signature.example(), *(probe.inputs for probe in signature.probes())]
+    for x in inputs:
+        signature.check(*x)
+    assert {side % 16 for (x,) in inputs for side in x.shape[2:]} == {0}
+    assert max(inputs[0][0].shape[2:]) > 64 and max(side for (x,) in inputs for side in x.shape[2:]) == 80
+    refused = {probe.what: probe for probe in signature.refused()}
+    assert [*refused] == ["height below 32", "height no multiple of 16", "one channel more"]
+    assert refused["height below 32"].shape == (2, 3, 16, 48)
+    for probe in refused.values():
+        with pytest.raises(ValueError, match="with sides of at least 32 that are multiples of 16"):
+            signature.check(*probe.inputs)
+    with pytest.raises(ValueError, match=r"images are \(0, 3, 64, 48\)"):
+        signature.check(torch.zeros(0, 3, 64, 48))
 
 
 @pytest.mark.parametrize(

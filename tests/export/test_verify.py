@@ -24,6 +24,7 @@ def test_the_network_itself_passes():
     checks = verify(SOURCE.model, itself, SIGNATURE)
     assert all(check.passed for check in checks)
     assert {check.difference for check in checks} == {0.0, None}
+    assert [check.declared for check in checks] == 6 * [True] + 2 * [False]
     assert any(check.what.endswith("runs, equal") for check in checks)  # below the smallest side it is right
 
 
@@ -41,6 +42,11 @@ def not_finite(images):
     return tuple(y / (images.abs().max() < 50) for y in itself(images))
 
 
+def no_numbers(images):
+    first, second = itself(images)
+    return first, second * float("nan")  # which is no maximum beside a number
+
+
 def another_order(images):
     return itself(images)[::-1]
 
@@ -51,7 +57,7 @@ def missing(images):
 
 @pytest.mark.parametrize(
     "run, wrong",
-    [(flipped, 6), (another_order, 6), (missing, 6), (few_images, 2), (not_finite, 1)],
+    [(flipped, 6), (another_order, 6), (missing, 6), (few_images, 2), (not_finite, 1), (no_numbers, 6)],
 )
 def test_wrong_outputs_fail(run, wrong):
     found = failures(run)
@@ -87,6 +93,7 @@ def test_bounds():
 
     assert len([c for c in failures(shifted) if c.declared]) == 6
     assert not failures(shifted, bound=2e-3)
+    assert verify(SOURCE.model, shifted, SIGNATURE)[0].difference == pytest.approx(1e-3, rel=1e-2)
     largest = max(float(y.abs().max()) for y in itself(SIGNATURE.probes()[0].inputs[0]))
     first = verify(SOURCE.model, shifted, SIGNATURE, relative=True)[0]
     assert first.difference == pytest.approx(1e-3 / largest, rel=1e-2) and first.outputs == largest
@@ -95,6 +102,19 @@ def test_bounds():
 def test_modes_come_back():
     SOURCE.model.train()
     SOURCE.model.norm0.eval()
-    assert not failures(itself)
+
+    def in_evaluation(images):
+        assert not SOURCE.model.training and not SOURCE.model.norm1.training
+        return itself(images)
+
+    assert not [check for check in failures(in_evaluation) if check.declared]
     assert SOURCE.model.training and not SOURCE.model.norm0.training
     SOURCE.model.eval()
+
+
+def test_the_network_inside_wrappers_is_compared():
+    def refuse(graph, inputs):
+        raise AssertionError("compiled code is no reference")
+
+    wrapped = torch.compile(SOURCE.model, backend=refuse)
+    assert all(check.passed for check in verify(wrapped, itself, SIGNATURE))

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
-from vit3.build.generator import CACHED, build_generator
+from vit3.build.generator import build_generator, latent_grid
 from vit3.build.model import build_model
 from vit3.build.trained import Stored, read_stored
 from vit3.config import ExportConfig, TrainConfig, nearest
@@ -63,7 +63,7 @@ def build_subject(options: ExportConfig, complete: Callable[[dict], DictConfig])
 
 
 def _from_run(path: Path, options: ExportConfig, complete: Callable[[dict], DictConfig]) -> Subject:
-    """A checkpoint of ours; of a classifier also its backbone, if ``model_name`` asks for that."""
+    """A checkpoint of ours, or a run folder."""
     path = _chosen_file(path, options.weights)
     stored = read_stored(str(path), complete, newest=True)
     checked(stored.path, options.sha256)
@@ -86,14 +86,18 @@ def _from_run(path: Path, options: ExportConfig, complete: Callable[[dict], Dict
         training=_training(stored, kind),
         source={"file": stored.path.name, "sha256": sha256_of(stored.path)},
     )
-    if options.model_name in (None, subject.name):
+    return _by_name(subject, options.model_name)
+
+
+def _by_name(subject: Subject, name: str | None) -> Subject:
+    """What a checkpoint holds; of a classifier its backbone, if ``model_name`` asks for that."""
+    if name in (None, subject.name):
         return subject
-    if options.model_name != f"{subject.name}{_DENSE}" or options.model_name not in DENSE_NAMES:
-        also = f", or use model_name={subject.name}{_DENSE}" if f"{subject.name}{_DENSE}" in DENSE_NAMES else ""
-        raise ValueError(
-            f"model_name={options.model_name}, but the checkpoint holds {subject.name}; leave model_name out{also}"
-        )
-    return _backbone_of(subject, options.model_name)
+    backbone = f"{subject.name}{_DENSE}" if f"{subject.name}{_DENSE}" in DENSE_NAMES else None
+    if name != backbone:
+        also = f", or use model_name={backbone}" if backbone else ""
+        raise ValueError(f"model_name={name}, but the checkpoint holds {subject.name}; leave model_name out{also}")
+    return _backbone_of(subject, name)
 
 
 def _backbone_of(subject: Subject, name: str) -> Subject:
@@ -109,11 +113,11 @@ def _backbone_of(subject: Subject, name: str) -> Subject:
 
 
 def _from_weights(options: ExportConfig) -> Subject:
-    """A file of weights, ours or the authors', from a disk, an address or the hub."""
+    """A file of weights by our names, from a disk, an address or the hub; or a published network by its name."""
     path = resolve(options.checkpoint, sha256=options.sha256)
     if options.model_name is None:
         raise ValueError("the file does not say which model it is; set model_name=NAME, such as model_name=h_vit3_tiny")
-    averaged = path.suffix != ".safetensors" and holds_average(path)
+    averaged = holds_average(path)
     if averaged and options.weights == "auto" and _holds_raw(path):
         raise ValueError("the file holds raw and averaged weights; set weights=ema or weights=raw")
     ema = options.weights == "ema" or averaged and options.weights == "auto"
@@ -123,6 +127,10 @@ def _from_weights(options: ExportConfig) -> Subject:
     report = load_weights(model, path, ema=ema)
     logger.info("%s", report)
     kind = _kind(name)
+    lacking = [key for key in (*report.missing, *report.reshaped) if not key.startswith(getattr(model, "fresh", ()))]
+    if lacking:
+        raise ValueError(f"the file lacks {len(lacking)} tensors of {name} or has them in another shape, "
+                         f"{lacking[0]} and so on; give the checkpoint of the training or its hub folder")  # fmt: skip
     cfg = {} if kind == "generator" else resolve_model_data_config(_described(model, name))
     size = model.img_size if kind == "generator" else cfg.pop("input_size")[-2:]
     return Subject(
@@ -151,7 +159,7 @@ def _from_hub_folder(path: Path, options: ExportConfig) -> Subject:
     cfg = config.get("pretrained_cfg", {})
     classes = cfg.get("label_names") or config.get("label_names")
     kind = _kind(name)
-    return Subject(
+    subject = Subject(
         model=model,
         kind=kind,
         name=name,
@@ -163,6 +171,7 @@ def _from_hub_folder(path: Path, options: ExportConfig) -> Subject:
         training=config.get("training", {}),
         source=config.get("source") or {"file": file.name, "sha256": sha256_of(file)},
     )
+    return _by_name(subject, options.model_name)
 
 
 def _kind(name: str) -> str:
@@ -224,9 +233,8 @@ def _generator(stored: Stored) -> tuple[nn.Module, dict[str, Any]]:
     """The network of a generator, and the arguments that build it again."""
     codec = _Latents(stored.state["codec"])
     model = build_generator(stored.cfg, stored.classes, codec)
-    cfg = stored.cfg
-    size = tuple(cfg.data.img_size) if cfg.data.name == CACHED else codec.grid(tuple(cfg.data.img_size))
-    own = dict(in_chans=codec.channels, learn_sigma=cfg.diffusion.learn_sigma, img_size=list(size))
+    cfg, size = stored.cfg, list(latent_grid(stored.cfg, codec))
+    own = dict(in_chans=codec.channels, learn_sigma=cfg.diffusion.learn_sigma, img_size=size)
     return model, {**cfg.model.kwargs, **own, "num_classes": len(stored.classes), **_mixer(cfg)}
 
 
@@ -280,10 +288,8 @@ def _training(stored: Stored, kind: str) -> dict[str, Any]:
 
 def _sizes(tensors: dict[str, Tensor], name: str) -> dict[str, Any]:
     """Arguments that shapes in a file of our models' weights tell: the channels of the images, and the classes."""
-    found = {}
-    for key in _FIRST:
-        if key in tensors:
-            found["in_chans"] = tensors[key].shape[1]
+    first = next((tensors[key] for key in _FIRST if key in tensors), None)
+    found = {} if first is None else {"in_chans": first.shape[1]}
     if name in MODEL_NAMES and "head.weight" in tensors:
         found["num_classes"] = tensors["head.weight"].shape[0]
     if name in GENERATOR_NAMES and "y_embedder.embedding_table.weight" in tensors:

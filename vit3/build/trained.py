@@ -80,12 +80,15 @@ class Stored:
         return kind
 
 
-def read_stored(checkpoint: str, complete: Callable[[dict], DictConfig], newest: bool = False) -> Stored:
+def read_stored(
+    checkpoint: str, complete: Callable[[dict], DictConfig], newest: bool = False, weights: str = "auto"
+) -> Stored:
     """Read a checkpoint; nothing of its data or its autoencoder need be there.
 
     Args:
         checkpoint: a file of ours, or a run folder. complete: makes the configuration in a checkpoint one that has
             every key. newest: of a run folder take the newest checkpoint, not the best.
+        weights: of a run folder, ``raw`` or ``ema`` take the best of that kind, where it was kept.
 
     Raises:
         UserError: no such checkpoint, or it is not ours.
@@ -94,7 +97,8 @@ def read_stored(checkpoint: str, complete: Callable[[dict], DictConfig], newest:
     if path.is_dir() and newest:
         path, state = newest_checkpoint(path)
     else:
-        path = best_checkpoint(path) if path.is_dir() else path
+        wanted = path / f"best_{weights}.pt"
+        path = wanted if wanted.is_file() else best_checkpoint(path) if path.is_dir() else path
         state = load_checkpoint(path)
     cfg: TrainConfig = typed(complete(state["config"]), TrainConfig)
     cfg.model.pretrained, cfg.model.checkpoint = False, None  # the weights are in this checkpoint
@@ -110,7 +114,7 @@ def build_trained(options: TrainedConfig, complete: Callable[[dict], DictConfig]
     Raises:
         UserError: no such checkpoint, weights that are not there, or data that cannot be opened.
     """
-    stored = read_stored(options.checkpoint, complete)
+    stored = read_stored(options.checkpoint, complete, weights=options.weights)
     stored.check_classifier()
     cfg = stored.cfg
     cfg.data.root = cfg.data.root if options.data_root is None else options.data_root

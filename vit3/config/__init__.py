@@ -7,8 +7,6 @@ from vit3.config.schema import (
     DataConfig,
     DiffusionConfig,
     EngineConfig,
-    EvalConfig,
-    ExportConfig,
     FlopsConfig,
     GenerationScoreConfig,
     LoggerConfig,
@@ -16,14 +14,18 @@ from vit3.config.schema import (
     ModelConfig,
     OptimConfig,
     PlanConfig,
-    PredictConfig,
-    ProbeConfig,
-    SampleConfig,
     SamplingConfig,
     SheetConfig,
     SummarizeConfig,
     TaskConfig,
     TrainConfig,
+)
+from vit3.config.trained import (
+    EvalConfig,
+    ExportConfig,
+    PredictConfig,
+    ProbeConfig,
+    SampleConfig,
     TrainedConfig,
 )
 

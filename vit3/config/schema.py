@@ -1,4 +1,4 @@
-"""The schema of every program: each key once, with its type. Values stand in configs/."""
+"""The schema of training and what goes before and after it: each key once, with its type. Values stand in configs/."""
 
 from __future__ import annotations
 
@@ -176,23 +176,6 @@ class TrainConfig:
 
 
 @dataclass
-class TrainedConfig:
-    """A trained network, and how its test images are read."""
-
-    checkpoint: str
-    weights: str
-    data_root: Optional[str]
-    batch_size: Optional[int]
-    workers: Optional[int]
-    device: str
-
-
-@dataclass
-class EvalConfig(TrainedConfig):
-    predictions: Optional[str]
-
-
-@dataclass
 class SummarizeConfig:
     """Which sweeps: one, several, or that of an ablation below an output folder."""
 
@@ -216,56 +199,12 @@ class PlanConfig(TrainConfig):
 
 
 @dataclass
-class ProbeConfig(TrainedConfig):
-    sizes: List[float]
-    output: Optional[str]
-
-
-@dataclass
-class PredictConfig:
-    """Images to tell the classes of."""
-
-    checkpoint: str
-    images: List[str]
-    weights: str
-    topk: int
-    batch_size: int
-    device: str
-    blocks: int
-    sheet: int
-    output: str
-
-
-@dataclass
 class FlopsConfig(TrainConfig):
     """A network, and the image sizes at which its costs are counted."""
 
     sizes: Optional[List[Any]]  # sides, or [height, width]
     classes: int
     count: bool
-
-
-@dataclass
-class SampleConfig:
-    """Images to draw from a checkpoint."""
-
-    checkpoint: str
-    weights: str
-    n: int
-    seed: int
-    classes: Any  # null, or a list of names or labels
-    sampling: SamplingConfig
-    img_size: Optional[List[int]]
-    autoencoder: Optional[str]
-    batch_size: int
-    device: str
-    amp: Optional[str]
-    threads: Optional[int]
-    output: str
-    name: Optional[str]
-    resume: bool
-    npz: bool
-    sheet: int
 
 
 @dataclass
@@ -299,22 +238,3 @@ class GenerationScoreConfig:
     device: str
     threads: Optional[int]
     output: Optional[str]
-
-
-@dataclass
-class ExportConfig:
-    """A network that leaves, and how."""
-
-    checkpoint: str
-    model_name: Optional[str]
-    weights: str
-    sha256: Optional[str]
-    format: List[str]
-    dynamic: List[str]
-    multiple: int
-    img_size: Optional[List[int]]
-    dtype: str
-    device: str
-    license: str
-    output: Optional[str]
-    push: Optional[str]

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from vit3.errors import first_line
 from vit3.export.runner import Run, as_tuple
 from vit3.export.signature import Signature
 
+DEVICES = ("cpu", "cuda")
 _SIGNATURE = "signature"  # key among the package's metadata
 
 
@@ -24,9 +26,11 @@ def write_package(program: ExportedProgram, signature: Signature, path: Path, de
         device: ``cpu``, or ``cuda`` for this GPU's generation.
 
     Raises:
-        ValueError: no such device here, or no compiler.
+        ValueError: unknown device, no such device here, or no compiler.
     """
-    if torch.device(device).type == "cuda":
+    if device not in DEVICES:
+        raise ValueError(f"device='{device}' is unknown; use one of: {', '.join(DEVICES)}")
+    if device == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(f"device='{device}' needs a CUDA device, and there is none; use device='cpu'")
         from torch.export.passes import move_to_device_pass
@@ -39,8 +43,7 @@ def write_package(program: ExportedProgram, signature: Signature, path: Path, de
         with torch.no_grad():
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
     except (InductorError, InvalidCxxCompiler, CppCompileError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"AOTInductor cannot compile this network ({reason}); it needs a C++ compiler "
+        raise ValueError(f"AOTInductor cannot compile this network ({first_line(error)}); it needs a C++ compiler "
                          "(apt install g++); use format=[pt2], which needs none") from error  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from vit3.export.official import open_official, write_official
 from vit3.export.onnx import HALF_BOUND, open_onnx, write_onnx
 from vit3.export.program import export_program, open_program, save_program
 from vit3.export.report import Result
+from vit3.export.runner import Run
 from vit3.export.signature import Signature
 from vit3.export.subject import Subject
 from vit3.export.verify import BOUND, verify
@@ -52,40 +53,44 @@ def export(
     steps = {name: signature.in_steps(multiple if name == "aoti" else 1) for name in formats}
     programs: dict[int, ExportedProgram] = {}  # by the step of their sides
     for name in formats:
-        started, path = time.monotonic(), folder / file_names(subject, dtype)[name]
+        started, path, files = time.monotonic(), folder / file_names(subject, dtype)[name], ()
         try:
-            if name in _TRACED:
-                if steps[name].multiple not in programs:
-                    programs[steps[name].multiple] = export_program(subject, steps[name])
-                program = programs[steps[name].multiple]
+            if name in _TRACED and steps[name].multiple not in programs:
+                programs[steps[name].multiple] = export_program(subject, steps[name])
+            program = programs.get(steps[name].multiple)
             if name == "safetensors":
                 write_hub_folder(subject, path, license=license, push=push)
-                run = open_hub_folder(path)
             elif name == "official":
                 write_official(subject, path)
-                run = open_official(path, subject)
-            elif name == "onnx":
-                with _whole(path) as arriving:
-                    write_onnx(program, steps[name], arriving, dtype=dtype)
-                run = open_onnx(path)
-            elif name == "pt2":
-                with _whole(path) as arriving:
-                    save_program(program, steps[name], arriving)
-                run = open_program(path)
             else:
                 with _whole(path) as arriving:
-                    write_package(program, steps[name], arriving, device=device)
-                run = open_package(path)
+                    if name == "onnx":
+                        write_onnx(program, steps[name], arriving, dtype=dtype)
+                    elif name == "pt2":
+                        save_program(program, steps[name], arriving)
+                    else:
+                        write_package(program, steps[name], arriving, device=device)
+            files = written(path)
+            run = _opened(name, path, subject)
         except (ValueError, RuntimeError, OSError, ModuleNotFoundError, UserError) as error:
-            yield Result(name, (), (), seconds=time.monotonic() - started, error=str(error))
+            yield Result(name, files, (), seconds=time.monotonic() - started, error=str(error))
             continue
         seconds = time.monotonic() - started
         how = dict(bound=HALF_BOUND, relative=True) if name == "onnx" and dtype == "float16" else dict(bound=BOUND)
-        checks = verify(subject.model, run, steps[name], **how)
-        yield Result(
-            name, written(path), tuple(checks), seconds=seconds,
-            dynamic=steps[name].dynamic, lowest=steps[name].lowest, multiple=steps[name].multiple, **how,
-        )  # fmt: skip
+        how |= dict(dynamic=steps[name].dynamic, lowest=steps[name].lowest, multiple=steps[name].multiple)
+        try:
+            checks = verify(subject.model, run, steps[name], how["bound"], how.get("relative", False))
+        except Exception as error:  # out of memory, for instance; the files are there
+            yield Result(name, files, (), seconds=seconds, error=f"the comparison failed: {error}", **how)
+            continue
+        yield Result(name, files, tuple(checks), seconds=seconds, **how)
+
+
+def _opened(name: str, path: Path, subject: Subject) -> Run:
+    """What was written, to be run."""
+    if name == "official":
+        return open_official(path, subject)
+    return {"safetensors": open_hub_folder, "onnx": open_onnx, "pt2": open_program, "aoti": open_package}[name](path)
 
 
 def written(path: Path) -> tuple[Path, ...]:

@@ -13,6 +13,7 @@ from timm.utils import unwrap_model
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from vit3.errors import first_line
 from vit3.export.runner import Run, as_tuple
 from vit3.export.signature import Probe, Signature
 from vit3.export.subject import Subject
@@ -88,7 +89,9 @@ def program_runner(program: ExportedProgram) -> Run:
             outputs = module(*inputs)
         except (AssertionError, RuntimeError) as error:
             shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
-            raise ValueError(f"inputs of shape {shapes} are refused by the exported graph: {_first(error)}") from error
+            raise ValueError(
+                f"inputs of shape {shapes} are refused by the exported graph: {first_line(error)}"
+            ) from error
         return as_tuple(outputs)
 
     return run
@@ -122,7 +125,7 @@ def open_program(path: Path) -> Run:
 
 def _sentence(subject: Subject, signature: Signature, error: Exception, probe: Probe | None = None) -> str:
     """Why there is no graph, and what can be done."""
-    reason = f"at shape {probe.shape} it is another one" if probe else f"{type(error).__name__}: {_first(error)}"
+    reason = f"at shape {probe.shape} it is another one" if probe else f"{type(error).__name__}: {first_line(error)}"
     free = list(signature.dynamic)
     if "size" in free:
         cure = ("mixers that work in chunks or mini-batches count tokens; use dynamic=[batch], and export it once for "
@@ -132,7 +135,3 @@ def _sentence(subject: Subject, signature: Signature, error: Exception, probe: P
     else:
         cure = "use format=[safetensors], which needs no graph"
     return f"{subject.name} with dynamic={free} cannot be one graph ({reason}); {cure}"
-
-
-def _first(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -22,7 +22,7 @@ class Result:
         files: what was written; the one to open first.
         checks: of :func:`vit3.export.verify.verify`. seconds: it took to write.
         dynamic: axes that are free. lowest: smallest side where sizes are free. multiple: of which these sides are.
-        error: why it could not be written, in a sentence.
+        error: why it could not be written or, where there are files, not be compared; in a sentence.
         bound: largest difference that passes. relative: it counts relative to the network's largest output.
     """
 
@@ -52,13 +52,17 @@ class Result:
 def write_report(folder: Path, subject: Subject, results: Sequence[Result]) -> Path:
     """Write ``export.json`` and ``export.md`` into ``folder``; returns the path of the latter.
 
+    What an earlier report there says of other files stays, as long as these are the same.
+
     Args:
         folder: where the files of ``results`` are, or above them. subject: what was exported. results: by format.
     """
     folder = Path(folder)
     about = {key: getattr(subject, key) for key in ("name", "kind", "kwargs", "img_size", "weights", "source")}
-    entries = [_entry(folder, result) for result in results]
-    text = json.dumps({**about, "passed": all(r.passed for r in results), "formats": entries}, indent=2, default=str)
+    entries = [{**_entry(folder, result), "weights": subject.weights} for result in results]
+    entries = [*_kept(folder, entries), *entries]
+    passed = all(entry["passed"] for entry in entries)
+    text = json.dumps({**about, "passed": passed, "formats": entries}, indent=2, default=str)
     for name, content in (("export.json", text), ("export.md", "\n".join(_lines(subject, entries)))):
         with replacing(folder / name) as file:
             file.write(f"{content}\n".encode())
@@ -94,6 +98,21 @@ def _entry(folder: Path, result: Result) -> dict:
     )
 
 
+def _kept(folder: Path, entries: Sequence[dict]) -> list[dict]:
+    """Entries of an earlier report whose files are still there, unchanged, and not among those of ``entries``."""
+    try:
+        earlier = json.loads((folder / "export.json").read_text(encoding="utf-8"))["formats"]
+        new = {file["file"] for entry in entries for file in entry["files"]}
+        return [
+            entry for entry in earlier
+            if entry["files"] and not new & {file["file"] for file in entry["files"]}
+            and all((folder / file["file"]).is_file() for file in entry["files"])
+            and all(sha256_of(folder / file["file"]) == file["sha256"] for file in entry["files"])
+        ]  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or not of ours
+        return []
+
+
 def _plain(value: float | None) -> float | str | None:
     """A number as JSON has it, or else its name."""
     return value if value is None or math.isfinite(value) else str(value)
@@ -107,19 +126,20 @@ def _lines(subject: Subject, entries: Sequence[dict]) -> Iterator[str]:
     if subject.source:
         yield f"Source: {subject.source.get('file', '-')}, SHA-256 {subject.source.get('sha256', '-')}."
     yield ""
-    yield "| format | file | MB | SHA-256 | free | largest difference | bound | result |"
-    yield "|---|---|---:|---|---|---:|---:|---|"
+    yield "| format | file | weights | MB | SHA-256 | free | largest difference | bound | result |"
+    yield "|---|---|---|---:|---|---|---:|---:|---|"
     for entry in entries:
         free = ", ".join(entry["dynamic"]) or "nothing"
         if "size" in entry["dynamic"] and entry["lowest"]:
             steps = f", multiples of {entry['multiple']}" if entry["multiple"] > 1 else ""
             free += f" (sides from {entry['lowest']}{steps})"
         if entry["error"]:
-            yield f"| {entry['format']} | not written: {entry['error']} | | | | | | **failed** |"
+            what = "not compared" if entry["files"] else "not written"
+            yield f"| {entry['format']} | {what}: {entry['error']} | | | | | | | **failed** |"
         kind = " of the range" if entry["relative"] else ""
         for i, file in enumerate(entry["files"]):
             figures = f"{figure(entry['difference'])}{kind} | {figure(entry['bound'])}{kind} | {_word(entry['passed'])}"
-            row = f"{file['file']} | {file['bytes'] / 1e6:.2f} | `{file['sha256']}`"
+            row = f"{file['file']} | {entry['weights']} | {file['bytes'] / 1e6:.2f} | `{file['sha256']}`"
             yield f"| {entry['format']} | {row} | {free if i == 0 else ''} | {figures if i == 0 else ' |  | '} |"
     for title, declared in (
         ("Shapes that were declared, compared with the network itself", True),

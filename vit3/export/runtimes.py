@@ -30,9 +30,9 @@ from vit3.export.onnx import write_onnx
 from vit3.export.program import export_program
 from vit3.export.signature import Signature
 from vit3.export.subject import Subject
+from vit3.export.verify import BOUND
 
 RUNTIMES = ("eager", "torch.compile", "AOTInductor", "onnxruntime")
-BOUND = 1e-4  # largest absolute difference from eager
 CALLS = 3  # of one process whose memory is measured
 CONDITIONS = (
     f"- Before anything is timed, each output is compared with eager's: at most {BOUND:g} apart.",

@@ -11,6 +11,7 @@ import torch
 from timm.utils import unwrap_model
 from torch import Tensor, nn
 
+from vit3.errors import first_line
 from vit3.export.runner import Run, as_tuple
 from vit3.export.signature import Probe, Signature
 
@@ -64,8 +65,7 @@ def _declared(model: nn.Module, run: Run, probe: Probe, bound: float, relative: 
     try:
         given = as_tuple(run(*probe.inputs))
     except Exception as error:  # runtimes raise errors of their own kinds, and a refusal is a result
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return Check(probe.shape, f"{probe.what}: refused, {reason}", None, False)
+        return Check(probe.shape, f"{probe.what}: refused, {first_line(error)}", None, False)
     difference, largest = _difference(wanted, given, relative)
     return Check(probe.shape, probe.what, difference, difference <= bound, outputs=largest)
 
