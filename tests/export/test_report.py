@@ -26,8 +26,11 @@ def test_files(tmp_path):
     ]
     text = write_report(tmp_path, plain(), results).read_text(encoding="utf-8")
     sums = [hashlib.sha256(content).hexdigest() for content in (b"graph", b"weights", b"program")]
-    assert f"| onnx | net.onnx | 0.00 | `{sums[0]}` | batch, size (sides from 17) | 3e-07 | 1e-04 | passed |" in text
-    assert f"| onnx | net.onnx.data | 0.00 | `{sums[1]}` |  |  |  |  |" in text
+    assert (
+        f"| onnx | net.onnx | stored | 0.00 | `{sums[0]}` | batch, size (sides from 17) | 3e-07 | 1e-04 | passed |"
+        in text
+    )
+    assert f"| onnx | net.onnx.data | stored | 0.00 | `{sums[1]}` |  |  |  |  |" in text
     assert f"`{sums[2]}` | batch | nan of the range | 2e-02 of the range | **failed** |" in text
     assert "| onnx | 8 x 3 x 48 x 48 | batch 8 | 3e-07 | 2e+00 | passed |" in text
     assert "| pt2 | 2 x 3 x 48 x 48 | values times 100 | nan | inf | **failed** |" in text
@@ -68,3 +71,20 @@ def test_results():
 
 def test_figures():
     assert [figure(value) for value in (3.21e-7, 0.0, None, "inf")] == ["3e-07", "0e+00", "-", "inf"]
+
+
+def test_a_later_report_keeps_what_is_still_true(tmp_path):
+    """Of files that are there unchanged the earlier words stay, with their weights; of others they go."""
+    for name in ("a.onnx", "b.pt2", "c.pth"):
+        (tmp_path / name).write_bytes(name.encode())
+    first = [Result(kind, (tmp_path / name,), (GOOD,)) for kind, name in
+             (("onnx", "a.onnx"), ("pt2", "b.pt2"), ("official", "c.pth"))]  # fmt: skip
+    write_report(tmp_path, replace(plain(), weights="raw"), first)
+    (tmp_path / "b.pt2").write_bytes(b"another")
+    (tmp_path / "c.pth").write_bytes(b"new")
+    write_report(tmp_path, replace(plain(), weights="ema"), [Result("official", (tmp_path / "c.pth",), (GOOD,))])
+    found = json.loads((tmp_path / "export.json").read_text())["formats"]
+    assert [(entry["format"], entry["weights"]) for entry in found] == [("onnx", "raw"), ("official", "ema")]
+    (tmp_path / "export.json").write_text("no report")
+    write_report(tmp_path, plain(), first[:1])
+    assert len(json.loads((tmp_path / "export.json").read_text())["formats"]) == 1
