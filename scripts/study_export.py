@@ -50,7 +50,8 @@ def main() -> None:
             continue
         folder.mkdir(parents=True, exist_ok=True)
         subject, results = fresh(name), []
-        for result in export(subject, options.formats.split(","), Signature.of(subject), folder, multiple=STEP):
+        step = subject.model.patch_size if subject.kind == "generator" else STEP
+        for result in export(subject, options.formats.split(","), Signature.of(subject), folder, multiple=step):
             print(name, result.format, result.error or f"passed {result.passed}, {result.seconds:.0f} s", flush=True)
             results.append(result)
         write_report(folder, subject, results)

@@ -53,6 +53,7 @@ def test_in_steps():
         free.in_steps(32)
     signature = free.in_steps(16)
     assert (signature.multiple, signature.lowest, free.in_steps(8).lowest) == (16, 32, 24)
+    assert Signature.of(plain(), img_size=(64, 64)).in_steps(64).lowest == 128  # never one step, a constant
     (image,) = signature.dynamic_shapes()
     assert image[2].__name__ == "16*height" and image[2].root.min == 2
     inputs = [signature.example(), *(probe.inputs for probe in signature.probes())]

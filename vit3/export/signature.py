@@ -108,7 +108,8 @@ class Signature:
             return self
         if any(side % multiple for side in self.img_size):
             raise ValueError(f"multiple={multiple} does not divide img_size={list(self.img_size)}; use another")
-        return replace(self, multiple=multiple, lowest=-(-self.lowest // multiple) * multiple)
+        steps = max(2, -(-self.lowest // multiple))  # of one step the exporter would make a constant
+        return replace(self, multiple=multiple, lowest=steps * multiple)
 
     @property
     def batch(self) -> str | None:
