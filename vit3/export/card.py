@@ -92,5 +92,7 @@ def _table(title: str, facts: Mapping[str, Any]) -> str:
 
 def _cell(value: Any) -> str:
     """One cell of a table; nested values as JSON."""
+    if isinstance(value, float):
+        value = float(f"{value:.5g}")  # more is not known
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text.replace("|", "\\|").replace("\n", " ")
