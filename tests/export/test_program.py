@@ -93,11 +93,18 @@ def test_wrapped_networks():
 
 
 def test_what_cannot_be_traced(monkeypatch):
-    def fail(*args, **options):
+    def fail(*args, dynamic_shapes, strict, prefer_deferred_runtime_asserts_over_guards):
         raise TypeError("a matter of the exporter")
 
-    monkeypatch.setattr(export.torch.export, "export", fail)
+    def old(*args, dynamic_shapes, strict):
+        raise AssertionError("called without what free sizes need")
+
     source = subject("vit3")
-    with pytest.raises(ValueError, match=r"TypeError: a matter of the exporter.*format=\[safetensors\]"):
-        export_program(source, Signature.of(source, ()))
+    for exporter, sentence in (
+        (fail, r"TypeError: a matter of the exporter.*format=\[safetensors\]"),
+        (old, "too old for graphs of free sizes .*install a newer one"),
+    ):
+        monkeypatch.setattr(export.torch.export, "export", exporter)
+        with pytest.raises(ValueError, match=sentence):
+            export_program(source, Signature.of(source, ()))
     assert source.model.blocks[0].attn.backend == "auto"
