@@ -14,10 +14,9 @@ from omegaconf import OmegaConf
 from PIL import Image
 from timm.data import create_transform
 from timm.models import save_for_hf
-from vit3.tools.train import train
 
 import vit3
-from tests.toy import CONFIGS, CPU, compose_config, make_folder, make_image, no_pictures, short_run
+from tests.toy import CONFIGS, CPU, compose_config, make_folder, make_image, trained
 from vit3.build import build_eval_loader, build_trained
 from vit3.cli import stored_config
 from vit3.config import EvalConfig, typed
@@ -34,14 +33,6 @@ RGB = (
     "data.interpolation=bilinear",
     "++model.kwargs.patch_size=4",
 )
-
-
-def trained(folder, *overrides):
-    """A run folder of two updates."""
-    with pytest.MonkeyPatch.context() as patch:
-        no_pictures(patch.setattr)
-        train(short_run(folder, "name=r", *overrides))
-    return folder / "r"
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
@@ -91,6 +92,16 @@ def no_pictures(patch) -> None:
 
     for name in ("plot_curves", "plot_predictions"):
         patch(f"vit3.tools.train.{name}", empty)
+
+
+def trained(folder: Path, *overrides: str) -> Path:
+    """A run folder of two updates, below ``folder``, without pictures."""
+    from vit3.tools.train import train
+
+    with pytest.MonkeyPatch.context() as patch:
+        no_pictures(patch.setattr)
+        train(short_run(folder, "name=r", *overrides))
+    return folder / "r"
 
 
 def make_image(path: Path, color: int, size: tuple[int, int] = (20, 24), mode: str = "RGB") -> None:

@@ -9,9 +9,8 @@ import timm
 import torch
 from vit3.tools import export as tool
 from vit3.tools.export import run_export
-from vit3.tools.train import train
 
-from tests.toy import compose_config, no_pictures, short_run
+from tests.toy import compose_config, trained
 from vit3.errors import UserError
 from vit3.export import formats
 from vit3.models.weights import read_tensors, write_tensors
@@ -22,11 +21,7 @@ NARROW = ("++model.kwargs.depth=1", "++model.kwargs.embed_dim=32", "model.kwargs
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run folder of one epoch of one narrow block, with averaged weights."""
-    folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        no_pictures(patch.setattr)
-        train(short_run(folder, "name=r", "engine.ema_decay=0.9", *NARROW))
-    return folder / "r"
+    return trained(tmp_path_factory.mktemp("run"), "engine.ema_decay=0.9", *NARROW)
 
 
 def exported(checkpoint, output, *overrides):

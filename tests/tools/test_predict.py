@@ -9,9 +9,8 @@ from omegaconf import OmegaConf
 from PIL import Image
 from vit3.tools import predict as tool
 from vit3.tools.predict import run_predict, with_images
-from vit3.tools.train import train
 
-from tests.toy import CONFIGS, compose_config, no_pictures, short_run
+from tests.toy import CONFIGS, compose_config, trained
 from vit3.arguments import check_arguments
 from vit3.config import PredictConfig
 from vit3.data import open_split
@@ -19,13 +18,6 @@ from vit3.errors import UserError
 from vit3.inference import predict
 
 NAMES = ("plain.png", "with space.png", "a,b.png", "x=1.png", "br[b]{2}(3).png", 'it\'s "q".png', "${p}.png", "b\\.png")
-
-
-def trained(folder, *overrides):
-    with pytest.MonkeyPatch.context() as patch:
-        no_pictures(patch.setattr)
-        train(short_run(folder, "name=r", *overrides))
-    return folder / "r"
 
 
 @pytest.fixture(scope="module")
