@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from vit3.export.runner import Run
 from vit3.export.signature import Signature
 from vit3.export.subject import Subject
 from vit3.export.verify import BOUND, verify
+
+logger = logging.getLogger(__name__)
 
 FORMATS = ("safetensors", "onnx", "pt2", "aoti", "official")
 _TRACED = ("onnx", "pt2", "aoti")  # made of a graph; the others are weights alone
@@ -54,6 +57,8 @@ def export(
     programs: dict[int, ExportedProgram] = {}  # by the step of their sides
     for name in formats:
         started, path, files = time.monotonic(), folder / file_names(subject, dtype)[name], ()
+        slow = " (takes minutes where the network is large)" if name in ("onnx", "aoti") else ""
+        logger.info("%-12s writing, then comparing%s", name, slow)
         try:
             if name in _TRACED and steps[name].multiple not in programs:
                 programs[steps[name].multiple] = export_program(subject, steps[name])
