@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from tests.toy import compose_config
 from vit3.build import build_subject
+from vit3.build.trained import read_stored
 from vit3.config import ExportConfig, typed
 from vit3.engine.checkpoint import save_checkpoint
 from vit3.errors import UserError
@@ -205,3 +206,9 @@ def test_the_backbone_in_a_classifier(asked, tmp_path, narrow):
     own = network.state_dict()
     for name, value in subject.model.state_dict().items():
         assert name.startswith(subject.model.fresh) or torch.equal(value, own[name]), name
+
+
+def test_the_kind_of_weights_decides_which_best_file_of_a_run_is_read(run):
+    """Also for predictions and evaluation, where the other kind may have scored better."""
+    for kind in ("raw", "ema"):
+        assert read_stored(str(run), OmegaConf.create, weights=kind).path.name == f"best_{kind}.pt"

@@ -94,6 +94,26 @@ def test_a_format_that_fails_leaves_the_others_and_no_half_file(calls, tmp_path,
     }
 
 
+def test_what_is_written_but_not_compared_is_said_so(calls, tmp_path, monkeypatch):
+    """Where a file cannot be opened, or the comparison itself fails: the file is there and the others go on."""
+
+    def missing(path):
+        raise ModuleNotFoundError("no onnxruntime")
+
+    monkeypatch.setattr(formats, "open_onnx", missing)
+    unopened, graph = export(SOURCE, ["onnx", "pt2"], SIGNATURE, tmp_path)
+    assert (unopened.error, unopened.passed) == ("no onnxruntime", False) and graph.passed
+    assert unopened.files[0] == tmp_path / "vit3_tiny.onnx" and unopened.files[0].is_file()
+
+    def broken(*args, **options):
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(formats, "verify", broken)
+    (result,) = export(SOURCE, ["pt2"], SIGNATURE, tmp_path)
+    assert (result.error, result.passed) == ("the comparison failed: too large", False)
+    assert result.files == (tmp_path / "vit3_tiny.pt2",)
+
+
 def test_weights_alone_need_no_graph(calls, tmp_path):
     (result,) = export(SOURCE, ["safetensors"], SIGNATURE, tmp_path, license="apache-2.0")
     assert result.passed and result.difference == 0 and not calls
