@@ -42,12 +42,10 @@ def run_export(cfg: DictConfig) -> None:
     try:
         for result in export(subject, options.format, signature, folder, **how):
             results.append(result)
+            _report(folder, subject, results)  # after each, for some take an hour
             logger.info("%s", describe(result))
     except KeyboardInterrupt:
         raise Interrupted("stopped; the formats that are there are whole", 130) from None
-    finally:
-        if results:
-            _report(folder, subject, results)
     logger.info("report: %s", folder / "export.md")
     if failed := [result.format for result in results if not result.passed]:
         raise UserError(f"not verified: {', '.join(failed)}; {folder / 'export.md'} says what was found")
@@ -71,6 +69,8 @@ def _check(options: ExportConfig) -> None:
     for name in options.format:
         if name not in FORMATS:
             raise UserError(f"format={name} is not allowed; {nearest(name, FORMATS)}")
+    if len(set(options.format)) < len(options.format):
+        raise UserError(f"format=[{','.join(options.format)}] names one twice; name each once")
     if options.device not in DEVICES:
         raise UserError(f"device={options.device} is not allowed; {nearest(options.device, DEVICES)}")
     if options.push and "safetensors" not in options.format:

@@ -177,6 +177,19 @@ def test_kinds_of_a_bare_file(asked, tmp_path, narrow):
         subject = asked(tmp_path / file, model_name="vit3_tiny", weights=weights)
         assert (subject.weights, differs(subject, network)) == (kind, by)
     assert subject.preprocessing["mean"] and subject.in_chans == 3
+    with pytest.raises(UserError, match="weights=raw, but the file holds ema weights alone; use weights=ema"):
+        asked(tmp_path / "ema.pth", model_name="vit3_tiny", weights="raw")
+
+
+def test_kinds_that_a_header_tells(asked, tmp_path, narrow):
+    network = timm.create_model("vit3_tiny", num_classes=7)
+    for kind, other in (("raw", "ema"), ("ema", "raw")):
+        path = tmp_path / f"{kind}.safetensors"
+        write_tensors(path, network.state_dict(), {"weights": kind})
+        for wanted in ("auto", kind):
+            assert asked(path, model_name="vit3_tiny", weights=wanted).weights == kind
+        with pytest.raises(UserError, match=f"weights={other}, but the file holds {kind} weights alone"):
+            asked(path, model_name="vit3_tiny", weights=other)
 
 
 def test_hub_folders(asked, run, tmp_path):
@@ -203,6 +216,11 @@ def test_the_backbone_in_a_classifier(asked, tmp_path, narrow):
     subject = asked(checkpoint(tmp_path / "c.pt", network, cfg, ["raw"]), model_name="h_vit3_tiny_dense")
     assert (subject.kind, subject.name, subject.classes) == ("features", "h_vit3_tiny_dense", None)
     assert subject.kwargs["in_chans"] == 1 and subject.kwargs["mixer"] == "linear"
+    other = timm.create_model("h_vit3_tiny", in_chans=1, num_classes=10, img_size=32, mixer="linear", dims=(32, 32))
+    cfg["model"]["kwargs"] = {"dims": [32, 32]}
+    path = checkpoint(tmp_path / "w.pt", other, cfg, ["raw"])
+    with pytest.raises(UserError, match="h_vit3_tiny in it lacks .* tensors of h_vit3_tiny_dense or has them in ano"):
+        asked(path, model_name="h_vit3_tiny_dense")
     own = network.state_dict()
     for name, value in subject.model.state_dict().items():
         assert name.startswith(subject.model.fresh) or torch.equal(value, own[name]), name

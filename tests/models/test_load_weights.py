@@ -120,6 +120,30 @@ def test_other_convolutions_are_not_adapted(tmp_path):
     assert adds_up(report, model) and "x_embedder.proj.weight" in report.reshaped and not report.adapted
 
 
+@pytest.mark.parametrize(
+    ("damaged", "sentence"),
+    [
+        (lambda w: w.mul(100).to(torch.int8), "is torch.int8, as quantised weights are"),
+        (lambda w: w.index_fill(0, torch.tensor(1), torch.nan), "not finite, as after a training that diverged"),
+        (lambda w: w / 0, "not finite"),
+    ],
+)
+def test_values_that_cannot_be_computed_with(tmp_path, damaged, sentence):
+    model = shallow("vit3_tiny", num_classes=3)
+    name = "blocks.0.attn.qkv.weight"
+    before = model.state_dict()[name].clone()
+    torch.save(model.state_dict() | {name: damaged(before)}, tmp_path / "file.pth")
+    with pytest.raises(WeightsError, match=f"{name} (is|has values that are) .*{sentence[3:]}"):
+        load_weights(model, tmp_path / "file.pth")
+    assert torch.equal(model.state_dict()[name], before)
+
+
+def test_counters_need_not_be_floating_point(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
+    torch.save(model.state_dict(), tmp_path / "file.pth")
+    assert load_weights(model, tmp_path / "file.pth").fraction == 1
+
+
 @pytest.mark.parametrize("classes", [1, 10, 21841])
 def test_classifiers_of_any_size(tmp_path, classes):
     """Of the same size it is loaded, of another one fresh, with the rest of the network whole."""

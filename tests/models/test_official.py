@@ -19,7 +19,7 @@ from vit3.layers.rope import RoPE2d
 from vit3.models import MODEL_NAMES
 from vit3.models.dense import DENSE_NAMES, DenseHViT3
 from vit3.models.official import convert, from_official, to_official
-from vit3.models.weights import WeightsError, holds_average, read_tensors
+from vit3.models.weights import WeightsError, read_tensors, stored_kinds
 
 each_model = pytest.mark.parametrize("name", MODEL_NAMES)
 families = pytest.mark.parametrize("name", ["vit3_tiny", "h_vit3_tiny"])
@@ -224,12 +224,13 @@ def test_convert_a_generator(tmp_path):
         with safe_open(tmp_path / "ours.safetensors", "pt") as file:
             metadata = {"model": "dit3_s_8", "source": "dit.pt", "weights": "ema" if ema else "raw"}
             assert file.metadata() == metadata | {"source_sha256": sha256_of(tmp_path / "dit.pt")}
-    assert holds_average(tmp_path / "dit.pt") and not holds_average(tmp_path / "ours.safetensors")
+    assert stored_kinds(tmp_path / "dit.pt") == ("raw", "ema")
+    assert stored_kinds(tmp_path / "ours.safetensors") == ("ema",)
     torch.save({"ema": average}, tmp_path / "alone.pt")
     with pytest.raises(WeightsError, match=r"a moving average alone \(ema\); take it by ema=True"):
         convert(tmp_path / "alone.pt", tmp_path / "no.safetensors")
     torch.save(average, tmp_path / "plain.pt")
-    assert not holds_average(tmp_path / "plain.pt")
+    assert stored_kinds(tmp_path / "plain.pt") == ()
 
 
 def test_names_are_those_of_dit():

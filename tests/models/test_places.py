@@ -75,6 +75,13 @@ def test_damaged_folder(folder, model):
         ({"pretrained_cfg": {"input_size": "abc"}}, "input_size='abc' must be"),
         ({"pretrained_cfg": {"input_size": [1, -8, 8]}}, "each above 0"),
         ({"pretrained_cfg": {"input_size": [1, 10**9, 8]}}, "below 100,000"),
+        ({"pretrained_cfg": {"mean": 0.5}}, "mean=0.5 must be a list of numbers"),
+        ({"pretrained_cfg": {"std": [0.5, "a"]}}, r"std=\[0.5, 'a'\] must be a list of numbers"),
+        ({"pretrained_cfg": {"crop_pct": "0.9"}}, "crop_pct='0.9' must be a number above 0"),
+        ({"pretrained_cfg": {"crop_pct": 0}}, "crop_pct=0 must be a number above 0"),
+        ({"pretrained_cfg": {"interpolation": "cubic"}}, "interpolation='cubic' must be one of: bicubic, "),
+        ({"num_classes": 7, "model_args": {"num_classes": 9}}, "num_classes=7, model_args.num_classes=9 must be one"),
+        ({"pretrained_cfg": {"num_classes": 7}, "num_classes": 9}, "pretrained_cfg.num_classes=7 must be one number"),
     ],
 )
 def test_a_description_of_other_types(tmp_path, values, sentence):

@@ -112,6 +112,20 @@ def test_a_format_that_cannot_be_is_a_sentence_and_the_others_are_made(run, tmp_
     assert report_of(report, "safetensors")["passed"]
 
 
+def test_each_format_is_reported_as_soon_as_it_is_there(run, tmp_path, monkeypatch):
+    """A process that is killed during the next one, which may take an hour, loses nothing."""
+    write = formats.write_official
+
+    def look(subject, path):
+        report = json.loads((tmp_path / "export.json").read_text())
+        assert [entry["format"] for entry in report["formats"]] == ["safetensors"]
+        write(subject, path)
+
+    monkeypatch.setattr(formats, "write_official", look)
+    with pytest.raises(UserError, match="not verified: official"):  # narrower than the authors' networks
+        exported(run, tmp_path, "weights=raw", "format=[safetensors,official]")
+
+
 def test_a_full_disk_is_a_sentence(run, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -154,6 +168,7 @@ def test_the_backbone_of_a_classifier(tmp_path, monkeypatch):
         (["push=me/mine", "format=[pt2]"], "push=me/mine uploads the hub folder; add safetensors"),
         (["model_name=h_vit3_tin"], "model_name=h_vit3_tin is no registered model; did you mean h_vit3_tiny"),
         (["model_name=h_vit3_tiny_dense"], "the checkpoint holds vit3_tiny"),
+        (["format=[pt2,official,pt2]"], "format=\\[pt2,official,pt2\\] names one twice"),
         (["format=[]"], "format=\\[\\] writes nothing; name some of: safetensors"),
         (["dtype=float16"], "dtype=float16 is of onnx alone; add onnx to format"),
         (["device=cuda", "format=[onnx]"], "device=cuda is of aoti alone"),

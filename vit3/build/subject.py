@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from vit3.inner import InnerSpec
 from vit3.models import DENSE_NAMES, GENERATOR_NAMES, MODEL_NAMES
 from vit3.models.places import CONFIG, WEIGHTS, checked, described, resolve
 from vit3.models.unpickle import read_checkpoint
-from vit3.models.weights import holds_average, load_weights, read_tensors
+from vit3.models.weights import load_weights, match, read_tensors, stored_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,8 @@ def _from_run(path: Path, options: ExportConfig, complete: Callable[[dict], Dict
     path = _chosen_file(path, options.weights)
     stored = read_stored(str(path), complete, newest=True)
     checked(stored.path, options.sha256)
-    kind = _chosen_kind(stored, options.weights)
+    held = [kind for kind, key in (("raw", "state_dict"), ("ema", "state_dict_ema")) if key in stored.state]
+    kind = _chosen_kind(held, options.weights, "the checkpoint")
     if stored.cfg.diffusion is not None:
         model, kwargs = _generator(stored)
         what = "generator"
@@ -104,10 +105,14 @@ def _backbone_of(subject: Subject, name: str) -> Subject:
     """A classifier's backbone, as detectors start with it: the norms of its maps are fresh."""
     kwargs = {key: value for key, value in subject.kwargs.items() if key in ("in_chans", "mixer", "mixer_kwargs")}
     model = timm.create_model(name, **kwargs)
-    found = model.load_state_dict(subject.model.state_dict(), strict=False)
-    lacking = [key for key in found.missing_keys if not key.startswith(model.fresh)]
+    tensors = subject.model.state_dict()
+    found = match(tensors, model)
+    lacking = [key for key in (*found.missing, *found.reshaped) if not key.startswith(model.fresh)]
     if lacking:
-        raise ValueError(f"{subject.name} lacks {len(lacking)} tensors of {name}, {lacking[0]} and so on")
+        raise ValueError(f"the {subject.name} in it lacks {len(lacking)} tensors of {name} or has them in another "
+                         f"shape, {lacking[0]} and so on: {name} has the published depths and widths; "
+                         "leave model_name out")  # fmt: skip
+    model.load_state_dict({key: tensors[key] for key in found.matched}, strict=False)
     logger.info("%s: the norms of its maps (%s) are fresh, a classifier has none", name, ", ".join(model.fresh))
     return replace(subject, model=model, kind="features", name=name, kwargs=kwargs, classes=None)
 
@@ -117,10 +122,8 @@ def _from_weights(options: ExportConfig) -> Subject:
     path = resolve(options.checkpoint, sha256=options.sha256)
     if options.model_name is None:
         raise ValueError("the file does not say which model it is; set model_name=NAME, such as model_name=h_vit3_tiny")
-    averaged = holds_average(path)
-    if averaged and options.weights == "auto" and _holds_raw(path):
-        raise ValueError("the file holds raw and averaged weights; set weights=ema or weights=raw")
-    ema = options.weights == "ema" or averaged and options.weights == "auto"
+    stored = _chosen_kind(stored_kinds(path), options.weights, "the file")
+    ema = "ema" in (stored, options.weights)
     name = options.model_name
     kwargs = _sizes(read_tensors(path, ema=ema), name)
     model = timm.create_model(name, **kwargs)
@@ -140,7 +143,7 @@ def _from_weights(options: ExportConfig) -> Subject:
         kwargs=kwargs,
         img_size=tuple(size),
         preprocessing=_known_preprocessing(cfg, model.in_chans),
-        weights="ema" if ema else "raw" if averaged else "stored",
+        weights=stored,
         source={"file": path.name, "sha256": sha256_of(path)},
     )
 
@@ -206,16 +209,13 @@ def _is_generator(run: Path) -> bool:
     return config.is_file() and OmegaConf.load(config).get("diffusion") is not None
 
 
-def _chosen_kind(stored: Stored, wanted: str) -> str:
-    kinds = [kind for kind, key in (("raw", "state_dict"), ("ema", "state_dict_ema")) if key in stored.state]
-    if wanted == "auto" and len(kinds) == 2:
-        raise ValueError("the checkpoint holds raw and averaged weights; set weights=ema or weights=raw")
-    return kinds[0] if wanted == "auto" else wanted
-
-
-def _holds_raw(path: Path) -> bool:
-    content = read_checkpoint(path)
-    return any(isinstance(content.get(key), dict) for key in ("state_dict", "model"))
+def _chosen_kind(held: Sequence[str], wanted: str, what: str) -> str:
+    """``raw`` or ``ema``; ``stored`` if what is held has no name. Of two kinds none is chosen for the user."""
+    if wanted == "auto" and len(held) == 2:
+        raise ValueError(f"{what} holds raw and averaged weights; set weights=ema or weights=raw")
+    if wanted != "auto" and held and wanted not in held:
+        raise ValueError(f"weights={wanted}, but {what} holds {held[0]} weights alone; use weights={held[0]}")
+    return (held[0] if held else "stored") if wanted == "auto" or not held else wanted
 
 
 class _Latents:

@@ -56,8 +56,9 @@ def write_onnx(program: ExportedProgram, signature: Signature, path: Path, dtype
                 input_names=list(signature.inputs),
                 output_names=list(signature.outputs),
                 verbose=False,
-                optimize=True,
+                optimize=False,
             )
+            _simplify(written.model)
     except torch.onnx.errors.OnnxExporterError as error:
         reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise ValueError(f"format=onnx: an operator of this network has no counterpart in ONNX ({reason}); inner "
@@ -75,6 +76,28 @@ def write_onnx(program: ExportedProgram, signature: Signature, path: Path, dtype
     onnx.helper.set_model_props(model, {_OWN: signature.to_json(), "dtype": dtype})
     onnx.save(model, path)
     check_standard(path)
+
+
+def _simplify(model) -> None:
+    """Fold constants, and drop what is unused or there twice.
+
+    The exporter's own optimisation does this and rewrites patterns, for which it looks at all nodes once for each
+    node: of 34 blocks most of an hour. ONNX Runtime rewrites them itself when it opens a file.
+    """
+    passes = _package("onnx_ir.passes.common")
+    passes.InlinePass()(model)
+    _package("onnxscript.optimizer").fold_constants(model)
+    for work in (
+        passes.RemoveUnusedNodesPass(),
+        passes.RemoveUnusedFunctionsPass(),
+        passes.RemoveUnusedOpsetsPass(),
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.OutputFixPass(),
+        passes.NameFixPass(),
+    ):
+        work(model)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ FOLDER = "local-dir:"  # before a folder, as timm writes it
 _HUB = ("hf-hub:", "hf_hub:")
 _TYPES = {"label_names": (list, dict), "sha256": (str,)}
 _TYPES |= {key: (dict,) for key in ("model_args", "pretrained_cfg", "training", "source")}
+_WAYS = ("bicubic", "bilinear", "nearest", "box", "hamming", "lanczos")  # timm's names of interpolations
 _MOST = 100_000  # pixels a side; no image has more, and memory for more ends the process
 _ADDRESS = re.compile(r"(https?|file)://", re.IGNORECASE)
 _CHECKSUM = re.compile(r"sha256=[0-9a-fA-F]{64}")
@@ -132,11 +133,29 @@ def described(folder: Path) -> dict:
     for key, kinds in _TYPES.items():
         if not isinstance(config.get(key), (*kinds, type(None))):
             raise WeightsError(f"{folder / CONFIG}: {key}={config[key]!r:.60} must be a {kinds[0].__name__}; mend it")
-    size = (config.get("pretrained_cfg") or {}).get("input_size", (1, 1, 1))
+    about = config.get("pretrained_cfg") or {}
+    size = about.get("input_size", (1, 1, 1))
     if not (isinstance(size, (list, tuple)) and len(size) == 3 and all(type(n) is int and 0 < n < _MOST for n in size)):
         raise WeightsError(f"{folder / CONFIG}: input_size={size!r:.60} must be [channels,height,width], each above 0 "
                            f"and below {_MOST:,}; mend it")  # fmt: skip
+    for key in ("mean", "std"):
+        if not (isinstance(about.get(key, []), (list, tuple)) and all(map(_is_number, about.get(key, [])))):
+            raise WeightsError(f"{folder / CONFIG}: {key}={about[key]!r:.60} must be a list of numbers; mend it")
+    if not (_is_number(crop := about.get("crop_pct", 1)) and crop > 0):
+        raise WeightsError(f"{folder / CONFIG}: crop_pct={crop!r:.60} must be a number above 0; mend it")
+    if (way := about.get("interpolation", _WAYS[0])) not in _WAYS:
+        raise WeightsError(f"{folder / CONFIG}: interpolation={way!r:.60} must be one of: {', '.join(_WAYS)}; mend it")
+    places = {"num_classes": config, "model_args.num_classes": config.get("model_args") or {},
+              "pretrained_cfg.num_classes": about}  # fmt: skip
+    counts = {key: place["num_classes"] for key, place in places.items() if place.get("num_classes") is not None}
+    if len(set(map(repr, counts.values()))) > 1:  # timm would leave the classifier fresh
+        said = ", ".join(f"{key}={value!r:.60}" for key, value in counts.items())
+        raise WeightsError(f"{folder / CONFIG}: {said} must be one number; mend it")
     return config
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _in_folder(folder: Path, sha256: str | None) -> Path:

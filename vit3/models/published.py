@@ -17,7 +17,7 @@ from torch import nn
 
 from vit3.models.places import resolve
 from vit3.models.unpickle import WeightsError
-from vit3.models.weights import holds_average, load_weights
+from vit3.models.weights import load_weights, stored_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def fetch(name: str, cache_dir: str | None = None) -> Path:
 
     try:
         # published scores of generators belong to the moving average; files may hold it alone, as plain weights
-        convert(original, converted, name, ema=name in PUBLISHED_GENERATORS and holds_average(original))
+        convert(original, converted, name, ema=name in PUBLISHED_GENERATORS and "ema" in stored_kinds(original))
     except WeightsError as error:
         original.unlink()  # or every later call would meet the same bad file
         raise RuntimeError(f"pretrained=True: what was downloaded for {name} is not its weights ({error})") from error

@@ -90,11 +90,18 @@ def read_tensors(path: str | Path, ema: bool = False) -> dict[str, Tensor]:
     return _read(Path(path), ema).tensors
 
 
-def holds_average(path: str | Path) -> bool:
-    """Whether a checkpoint holds a moving average beside, or instead of, its raw weights; errors as above."""
+def stored_kinds(path: str | Path) -> tuple[str, ...]:
+    """Which of ``raw`` and ``ema`` a file says it holds; none where it does not say. Errors as above."""
     path = Path(path)
-    checkpoint = {} if path.suffix == ".safetensors" else read_checkpoint(path)
-    return isinstance(checkpoint, Mapping) and any(isinstance(checkpoint.get(key), Mapping) for key in _EMA_KEYS)
+    if path.suffix == ".safetensors":
+        return tuple(kind for kind in ("raw", "ema") if decode(path)[1].get("weights") == kind)
+    checkpoint = read_checkpoint(path)
+    if not isinstance(checkpoint, Mapping):
+        return ()
+    if _EXCHANGED in checkpoint:
+        return ("ema",)
+    kinds = {"raw": _RAW_KEYS, "ema": _EMA_KEYS}
+    return tuple(kind for kind, keys in kinds.items() if any(isinstance(checkpoint.get(k), Mapping) for k in keys))
 
 
 def write_tensors(
@@ -180,7 +187,8 @@ def load_weights(
         The report over the whole model.
 
     Raises:
-        FileNotFoundError, WeightsError: no such place, unreadable, or too little of it fits.
+        FileNotFoundError, WeightsError: no such place, unreadable, too little of it fits, or values that are not
+            finite or not floating point.
     """
     model, path = bare(model), resolve(place)
     content = _read(path, ema)
@@ -200,6 +208,8 @@ def load_weights(
     match(body, model, ignore=head | fresh).require(minimum, str(path))
     report = match(tensors, model)
     report.adapted = adapted
+    held = model.state_dict()
+    _check_values({name: tensors[name] for name in report.matched if held[own[name]].is_floating_point()}, path)
     model.load_state_dict({own[name]: tensors[name] for name in report.matched}, strict=False)
     return report
 
@@ -219,6 +229,17 @@ def _adapt_channels(tensors: dict[str, Tensor], model: nn.Module) -> tuple[dict[
         name = f"{name}.weight"
         return tensors | {name: adapted}, {name: f"from {weight.shape[1]} to {own[1]} channels"}
     return tensors, {}
+
+
+def _check_values(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise a WeightsError for weights that a network cannot compute with, as it would without a word."""
+    for name, value in tensors.items():
+        if not value.is_floating_point():
+            raise WeightsError(f"{path}: {name} is {value.dtype}, as quantised weights are; give the file of floating "
+                               "point weights that it was made of")  # fmt: skip
+        if not value.isfinite().all():
+            raise WeightsError(f"{path}: {name} has values that are not finite, as after a training that diverged; "
+                               "give an earlier checkpoint")  # fmt: skip
 
 
 def match(tensors: Mapping[str, Tensor], model: nn.Module, ignore: Collection[str] = ()) -> LoadReport:
