@@ -80,6 +80,7 @@ def test_half_precision(written):
     model = onnx.load(path)
     types = {entry.name: entry.type.tensor_type.elem_type for entry in (*model.graph.input, *model.graph.output)}
     assert set(types.values()) == {onnx.TensorProto.FLOAT}
+    assert {entry.key: entry.value for entry in model.metadata_props}["dtype"] == "float16"
     stored = {x.name: x.data_type for x in model.graph.initializer if ".attn." in x.name}
     inner = {name: kind for name, kind in stored.items() if name[-2:] in ("w1", "w2", "w3")}
     assert len(inner) == 3 and set(inner.values()) == {onnx.TensorProto.FLOAT}, stored
@@ -165,7 +166,10 @@ def test_weights_beside_large_files(monkeypatch, tmp_path, dtype):
     source, signature, program = exported("vit3")
     size = sum(x.numel() * x.element_size() for x in (*program.state_dict.values(), *program.constants.values()))
     monkeypatch.setattr("vit3.export.onnx._LARGEST", (size if dtype == "float32" else size / 2) - 1)
+    checked = []
+    monkeypatch.setattr("vit3.export.onnx.check_standard", checked.append)
     write_onnx(program, signature, tmp_path / "net.onnx", dtype)
+    assert checked == [tmp_path / "net.onnx"]
     assert (tmp_path / "net.onnx.data").stat().st_size > 1000
     small = dataclasses.replace(signature, dynamic=("batch",))
     bound = 1e-4 if dtype == "float32" else HALF_BOUND
