@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests.export.subjects import FAMILIES, exported
-from vit3.export.onnx import HALF_BOUND, _simplify, check_standard, open_onnx, read_signature, write_onnx
+from vit3.export.onnx import HALF_BOUND, _halved, _simplify, check_standard, open_onnx, read_signature, write_onnx
 from vit3.export.verify import verify
 
 onnx = pytest.importorskip("onnx", reason="the extra 'export' is not installed")
 pytest.importorskip("onnxscript", reason="the extra 'export' is not installed")
 onnx_ir = pytest.importorskip("onnx_ir", reason="the extra 'export' is not installed")
-pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra 'export' is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +118,40 @@ def test_nothing_is_computed_twice_or_for_nothing():
     assert sorted(onnx.numpy_helper.to_array(x).item() for x in model.graph.initializer) == [2, 3, 4]
     y, z, same = onnx.reference.ReferenceEvaluator(model).run(None, {"x": np.float32([1, 2])})
     assert y.tolist() == same.tolist() == [10, 16] and z.tolist() == [4, 10]
+
+
+WIDE = """
+<ir_version: 9, opset_import: ["": 18]>
+net (float[n, 4] x, float[n, 4] t) => (float[n, 1] y)
+<float[1] most = {1000.0}>
+{
+    double = Add (x, x)
+    mean = ReduceMean <keepdims = 1> (double)
+    angle = Mul (t, most)
+    wave = Cos (angle)
+    y = Mul (mean, wave)
+}
+"""
+
+
+def test_means_and_angles_are_wide_in_half_precision():
+    """A float16 of 1000 has steps of 0.5: nothing of an angle is left."""
+    model = _halved(onnx.parser.parse_model(WIDE))
+    model = onnx.shape_inference.infer_shapes(model)
+    kinds = {x.name: x.type.tensor_type.elem_type for x in (*model.graph.value_info, *model.graph.input)}
+    kinds |= {x.name: x.data_type for x in model.graph.initializer}
+    of = {node.op_type: {kinds[name] for name in node.input} for node in model.graph.node if node.op_type != "Mul"}
+    assert of["ReduceMean"] == of["Cos"] == {onnx.TensorProto.FLOAT} and of["Add"] == {onnx.TensorProto.FLOAT16}
+    angle, y = ({kinds[name] for name in node.input} for node in model.graph.node if node.op_type == "Mul")
+    assert angle == {onnx.TensorProto.FLOAT} and y == {onnx.TensorProto.FLOAT16}
+
+
+def test_as_many_threads_as_pytorch_has(written, monkeypatch):
+    made, real = [], onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *args, **kw: made.append(args[1]) or real(*args, **kw))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    open_onnx(written("dit3"))
+    assert made[0].intra_op_num_threads == 3
 
 
 def test_operators_of_other_domains_are_refused(written, tmp_path):
