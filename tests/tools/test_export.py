@@ -3,6 +3,9 @@
 import errno
 import json
 import logging
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -11,8 +14,9 @@ from vit3.tools import export as tool
 from vit3.tools.export import run_export
 
 from tests.toy import compose_config, trained
-from vit3.errors import UserError
+from vit3.errors import Interrupted, UserError
 from vit3.export import formats
+from vit3.export.report import Result
 from vit3.models.weights import read_tensors, write_tensors
 
 NARROW = ("++model.kwargs.depth=1", "++model.kwargs.embed_dim=32", "model.kwargs.patch_size=4")
@@ -126,6 +130,39 @@ def test_each_format_is_reported_as_soon_as_it_is_there(run, tmp_path, monkeypat
         exported(run, tmp_path, "weights=raw", "format=[safetensors,official]")
 
 
+def test_every_option_is_heeded(run, tmp_path, monkeypatch):
+    """Also those of formats that take minutes or a network."""
+    asked = {}
+
+    def export(subject, formats, signature, folder, **options):
+        asked.update(options, formats=list(formats), dynamic=signature.dynamic, folder=folder)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(tool, "export", export)
+    options = dict(dtype="float16", device="cuda", multiple=4, license="apache-2.0", push="me/mine")
+    words = [f"{key}={value}" for key, value in options.items()]
+    with pytest.raises(Interrupted, match="the formats that are there are whole") as stopped:
+        exported(run, tmp_path, "weights=raw", "format=[safetensors,onnx,aoti]", "dynamic=[size]", *words)
+    assert stopped.value.code == 130
+    assert asked == {**options, "formats": ["safetensors", "onnx", "aoti"], "dynamic": ("size",), "folder": tmp_path}
+
+
+def test_what_is_said_of_a_format():
+    lost = Result("onnx", (), (), error="no room")
+    assert tool.describe(lost) == "onnx         not written: no room"
+    assert tool.describe(replace(lost, files=(Path("a.onnx"),))) == "onnx         not compared: no room"
+
+
+def test_where_files_go(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = SimpleNamespace(checkpoint="hf-hub:me/mine", output=None)
+    assert tool._folder(options) == Path("export") and Path("export").is_dir()
+    monkeypatch.setattr(tool.os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match="output=export is not writable; choose another"):
+        tool._folder(options)
+
+
 def test_a_full_disk_is_a_sentence(run, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -165,6 +202,10 @@ def test_the_backbone_of_a_classifier(tmp_path, monkeypatch):
         (["format=[onxx]"], "format=onxx is not allowed; did you mean onnx"),
         (["device=auto"], "device=auto is not allowed"),
         (["dynamic=[height]"], "dynamic=height is unknown"),
+        (["push=mine"], "push=mine must be OWNER/NAME"),
+        (["push=/mine"], "push=/mine must be OWNER/NAME"),
+        (["multiple=3", "format=[aoti]"], "multiple=3 does not divide img_size="),
+        (["multiple=0", "format=[aoti]"], "multiple=0"),
         (["push=me/mine", "format=[pt2]"], "push=me/mine uploads the hub folder; add safetensors"),
         (["model_name=h_vit3_tin"], "model_name=h_vit3_tin is no registered model; did you mean h_vit3_tiny"),
         (["model_name=h_vit3_tiny_dense"], "the checkpoint holds vit3_tiny"),
