@@ -16,6 +16,7 @@ from vit3.errors import Interrupted, UserError
 from vit3.export import Subject
 from vit3.export.aoti import DEVICES
 from vit3.export.formats import FORMATS, export
+from vit3.export.onnx import DTYPES
 from vit3.export.report import Result, figure, write_report
 from vit3.export.signature import Signature
 from vit3.models.places import CONFIG, FOLDER
@@ -71,8 +72,9 @@ def _check(options: ExportConfig) -> None:
             raise UserError(f"format={name} is not allowed; {nearest(name, FORMATS)}")
     if len(set(options.format)) < len(options.format):
         raise UserError(f"format=[{','.join(options.format)}] names one twice; name each once")
-    if options.device not in DEVICES:
-        raise UserError(f"device={options.device} is not allowed; {nearest(options.device, DEVICES)}")
+    for key, allowed in (("device", DEVICES), ("dtype", DTYPES)):
+        if (value := getattr(options, key)) not in allowed:
+            raise UserError(f"{key}={value} is not allowed; {nearest(value, allowed)}")
     if options.push and "safetensors" not in options.format:
         raise UserError(f"push={options.push} uploads the hub folder; add safetensors to format")
     if options.push and (options.push.count("/") != 1 or not all(options.push.split("/"))):

@@ -51,6 +51,9 @@ def test_in_steps():
     assert free.in_steps(1) is free and Signature.of(plain(), ("batch",)).in_steps(32).multiple == 1
     with pytest.raises(ValueError, match=r"multiple=32 does not divide img_size=\[64, 48\]"):
         free.in_steps(32)
+    for none in (0, -16):
+        with pytest.raises(ValueError, match=f"multiple={none} is not allowed; it must be at least 1"):
+            free.in_steps(none)
     signature = free.in_steps(16)
     assert (signature.multiple, signature.lowest, free.in_steps(8).lowest) == (16, 32, 24)
     assert Signature.of(plain(), img_size=(64, 64)).in_steps(64).lowest == 128  # never one step, a constant

@@ -17,6 +17,7 @@ from tests.toy import compose_config, trained
 from vit3.errors import Interrupted, UserError
 from vit3.export import formats
 from vit3.export.report import Result
+from vit3.export.verify import Check
 from vit3.models.weights import read_tensors, write_tensors
 
 NARROW = ("++model.kwargs.depth=1", "++model.kwargs.embed_dim=32", "model.kwargs.patch_size=4")
@@ -52,7 +53,7 @@ def test_a_run_becomes_files_that_are_equal_to_it(run, tmp_path, caplog):
     config = json.loads((tmp_path / "vit3_tiny_hub" / "config.json").read_text())
     record = torch.load(run / "best_ema.pt", weights_only=True)["record"]
     assert config["training"]["top1"] == record["val_ema/top1"] and config["weights"] == "ema"
-    assert "export.md" in caplog.text and "| pt2 |" in (tmp_path / "export.md").read_text()
+    assert f"report: {tmp_path / 'export.md'}" in caplog.text and "| pt2 |" in (tmp_path / "export.md").read_text()
 
 
 def test_a_hub_folder_and_a_bare_file_are_exported_again(run, tmp_path):
@@ -130,39 +131,6 @@ def test_each_format_is_reported_as_soon_as_it_is_there(run, tmp_path, monkeypat
         exported(run, tmp_path, "weights=raw", "format=[safetensors,official]")
 
 
-def test_every_option_is_heeded(run, tmp_path, monkeypatch):
-    """Also those of formats that take minutes or a network."""
-    asked = {}
-
-    def export(subject, formats, signature, folder, **options):
-        asked.update(options, formats=list(formats), dynamic=signature.dynamic, folder=folder)
-        raise KeyboardInterrupt
-        yield
-
-    monkeypatch.setattr(tool, "export", export)
-    options = dict(dtype="float16", device="cuda", multiple=4, license="apache-2.0", push="me/mine")
-    words = [f"{key}={value}" for key, value in options.items()]
-    with pytest.raises(Interrupted, match="the formats that are there are whole") as stopped:
-        exported(run, tmp_path, "weights=raw", "format=[safetensors,onnx,aoti]", "dynamic=[size]", *words)
-    assert stopped.value.code == 130
-    assert asked == {**options, "formats": ["safetensors", "onnx", "aoti"], "dynamic": ("size",), "folder": tmp_path}
-
-
-def test_what_is_said_of_a_format():
-    lost = Result("onnx", (), (), error="no room")
-    assert tool.describe(lost) == "onnx         not written: no room"
-    assert tool.describe(replace(lost, files=(Path("a.onnx"),))) == "onnx         not compared: no room"
-
-
-def test_where_files_go(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = SimpleNamespace(checkpoint="hf-hub:me/mine", output=None)
-    assert tool._folder(options) == Path("export") and Path("export").is_dir()
-    monkeypatch.setattr(tool.os, "access", lambda path, mode: False)
-    with pytest.raises(UserError, match="output=export is not writable; choose another"):
-        tool._folder(options)
-
-
 def test_a_full_disk_is_a_sentence(run, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -196,16 +164,75 @@ def test_the_backbone_of_a_classifier(tmp_path, monkeypatch):
         assert torch.equal(mine, getattr(dense, f"norm{i}")(whole.movedim(1, -1)).movedim(-1, 1))
 
 
+def written(path, **options):
+    """A result as the formats give it."""
+    path.write_bytes(b"1")
+    check = dict(shape=(2, 1, 8, 8), what="batch 2", difference=2.4e-6, passed=True)
+    return Result(options.pop("format", "pt2"), (path,), (Check(**check),), seconds=63.0, **options)
+
+
+def test_options_reach_the_formats_and_an_interrupt_leaves_a_report(run, tmp_path, monkeypatch):
+    given = []
+
+    def export(subject, names, signature, folder, **how):
+        given.append((names, signature.dynamic, how))
+        yield written(folder / "net.pt2")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tool, "export", export)
+    options = dict(dtype="float16", device="cuda", multiple=2, license="other", push="me/net")
+    with pytest.raises(Interrupted, match="the formats that are there are whole") as caught:
+        exported(
+            run / "best_raw.pt", tmp_path, "format=[safetensors,onnx,aoti]", "dynamic=[batch]",
+            *(f"{key}={value}" for key, value in options.items()),
+        )  # fmt: skip
+    assert given == [(["safetensors", "onnx", "aoti"], ("batch",), options)] and caught.value.code == 130
+    assert json.loads((tmp_path / "export.json").read_text())["formats"][0]["passed"]
+
+
+def test_lines_about_formats(tmp_path):
+    good = written(tmp_path / "net.pt2")
+    beside = replace(good, files=(*good.files, tmp_path / "net.pt2.data"), checks=(*good.checks, good.checks[0]))
+    wrong = replace(good, checks=(replace(good.checks[0], passed=False, difference=0.5),))
+    unopened, unwritten = replace(good, error="no runtime"), replace(good, error="no room", files=())
+    assert [tool.describe(result) for result in (beside, wrong, unopened, unwritten)] == [
+        "pt2          net.pt2: equal, 2 comparisons, largest difference 2e-06, written in 63 s",
+        "pt2          net.pt2: NOT equal, 1 comparisons, largest difference 5e-01, written in 63 s",
+        "pt2          not compared: no runtime",
+        "pt2          not written: no room",
+    ]
+
+
+def test_where_files_go(tmp_path, monkeypatch):
+    def folder_of(checkpoint, output=None):
+        return tool._folder(SimpleNamespace(checkpoint=str(checkpoint), output=output))
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "best.pt").touch()
+    for checkpoint in ("run", "run/best.pt"):
+        assert folder_of(tmp_path / checkpoint) == tmp_path / "run" / "export"
+    for elsewhere in ("https://host/net.pth", "h_vit3_tiny"):  # nothing of these is on this machine
+        assert folder_of(elsewhere) == Path("export")
+    assert folder_of("run", "new/deep") == Path("new/deep") and (tmp_path / "new" / "deep").is_dir()
+    with pytest.raises(UserError, match="output=run/best.pt/x is not writable .*; choose another"):
+        folder_of("run", "run/best.pt/x")
+    monkeypatch.setattr(tool.os, "access", lambda *args: False)
+    with pytest.raises(UserError, match="output=run/export is not writable; choose another"):
+        folder_of("run")
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
         (["format=[onxx]"], "format=onxx is not allowed; did you mean onnx"),
         (["device=auto"], "device=auto is not allowed"),
+        (["dtype=int8", "format=[onnx]"], "dtype=int8 is not allowed"),  # not after minutes of tracing
+        (["multiple=5", "format=[aoti]"], r"multiple=5 does not divide img_size=\[8, 8\]"),
+        (["multiple=0", "format=[aoti]"], "multiple=0 is not allowed; it must be at least 1"),
+        (["push=a/b/c"], "push=a/b/c must be OWNER/NAME"),
+        (["push=me/"], "push=me/ must be OWNER/NAME"),
         (["dynamic=[height]"], "dynamic=height is unknown"),
-        (["push=mine"], "push=mine must be OWNER/NAME"),
-        (["push=/mine"], "push=/mine must be OWNER/NAME"),
-        (["multiple=3", "format=[aoti]"], "multiple=3 does not divide img_size="),
-        (["multiple=0", "format=[aoti]"], "multiple=0"),
         (["push=me/mine", "format=[pt2]"], "push=me/mine uploads the hub folder; add safetensors"),
         (["model_name=h_vit3_tin"], "model_name=h_vit3_tin is no registered model; did you mean h_vit3_tiny"),
         (["model_name=h_vit3_tiny_dense"], "the checkpoint holds vit3_tiny"),

@@ -102,8 +102,10 @@ class Signature:
         """The same, with free sides that are multiples of ``multiple``.
 
         Raises:
-            ValueError: the nominal sides are not.
+            ValueError: ``multiple`` is below 1, or the nominal sides are not multiples of it.
         """
+        if multiple < 1:
+            raise ValueError(f"multiple={multiple} is not allowed; it must be at least 1")
         if multiple == 1 or "size" not in self.dynamic:
             return self
         if any(side % multiple for side in self.img_size):
