@@ -7,12 +7,14 @@ import logging
 import re
 import sys
 from operator import attrgetter
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.export.subjects import FAMILIES, exported
-from vit3.export.onnx import HALF_BOUND, _halved, check_standard, open_onnx, read_signature, write_onnx
+from tests.export.subjects import FAMILIES, exported, plain
+from vit3.export.onnx import HALF_BOUND, _halved, _simplify, check_standard, open_onnx, read_signature, write_onnx
+from vit3.export.signature import Signature
 from vit3.export.verify import verify
 
 onnx = pytest.importorskip("onnx", reason="the extra 'export' is not installed")
@@ -116,10 +118,26 @@ def test_half_precision(written, monkeypatch, capsys):
     model = onnx.load(path)
     types = {entry.name: entry.type.tensor_type.elem_type for entry in (*model.graph.input, *model.graph.output)}
     assert set(types.values()) == {onnx.TensorProto.FLOAT}
+    assert {entry.key: entry.value for entry in model.metadata_props}["dtype"] == "float16"
     stored = {x.name: x.data_type for x in model.graph.initializer if ".attn." in x.name}
     inner = {name: kind for name, kind in stored.items() if name[-2:] in ("w1", "w2", "w3")}
     assert len(inner) == 3 and set(inner.values()) == {onnx.TensorProto.FLOAT}, stored
     assert {kind for name, kind in stored.items() if name.endswith("bias")} == {onnx.TensorProto.FLOAT16}, stored
+
+
+def test_what_is_left_of_functions_and_names():
+    """Functions become their nodes, other domains go, nodes have names, and an input that is an output is a copy."""
+    ir = pytest.importorskip("onnx_ir")
+    helper = onnx.helper
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy")
+    opsets = [helper.make_opsetid(name, version) for name, version in (("", 18), ("own", 1), ("unused", 1))]
+    twice = helper.make_function("own", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], opsets[:1])
+    graph = helper.make_graph([helper.make_node("Twice", ["x"], ["y"], domain="own")], "g", [x], [y, x])
+    model = ir.from_proto(helper.make_model(graph, functions=[twice], opset_imports=opsets))
+    _simplify(model)
+    model = ir.to_proto(model)
+    assert sorted(node.op_type for node in model.graph.node) == ["Add", "Identity"] and not model.functions
+    assert all(node.name for node in model.graph.node) and [entry.domain for entry in model.opset_import] == [""]
 
 
 def test_what_stays_wide_in_float16():
@@ -225,6 +243,28 @@ def test_what_cannot_be_converted_is_one_sentence_and_the_optimiser_is_silent(mo
     assert len(str(error.value)) < 500
     assert "each node" not in caplog.text
     assert logging.getLogger("onnx_ir").level == logging.NOTSET
+
+
+@pytest.mark.parametrize(("largest", "beside"), [(7_000, "float32 float16"), (9_000, "float32"), (17_000, "")])
+def test_weights_lie_beside_a_file_that_is_too_large_with_them(monkeypatch, tmp_path, largest, beside):
+    """16 kB in float32, 8 in float16; half of them are constants."""
+    ir = pytest.importorskip("onnx_ir")
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [64]) for name in ("images", "logits"))
+    weights, images = torch.randn(64, 64), torch.randn(64)
+    product = onnx.helper.make_node("MatMul", ["w", "images"], ["logits"])
+    graph = onnx.helper.make_graph([product], "g", [x], [y], [onnx.numpy_helper.from_array(weights.numpy(), "w")])
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    made = onnx.shape_inference.infer_shapes(made)
+    monkeypatch.setattr(
+        torch.onnx, "export", lambda *args, **options: torch.onnx.ONNXProgram(ir.from_proto(made), None)
+    )
+    monkeypatch.setattr("vit3.export.onnx._LARGEST", largest)
+    program = SimpleNamespace(state_dict={"a": torch.zeros(2048)}, constants={"b": torch.zeros(2048)})
+    for dtype in ("float32", "float16"):
+        write_onnx(program, Signature.of(plain()), tmp_path / f"{dtype}.onnx", dtype)
+        assert (tmp_path / f"{dtype}.onnx.data").is_file() == (dtype in beside)
+        (output,) = open_onnx(tmp_path / f"{dtype}.onnx")(images)
+        assert torch.allclose(output, weights @ images, atol=1e-4 if dtype == "float32" else 0.1)
 
 
 @pytest.mark.slow

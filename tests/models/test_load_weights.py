@@ -213,8 +213,9 @@ def test_classifiers_of_any_size(tmp_path, classes):
     assert {*load_weights(none, tmp_path / "file.safetensors").unexpected} == {"head.weight", "head.bias"}
 
 
-def test_rows_go_by_class_name(tmp_path):
+def test_rows_go_by_class_name(tmp_path, caplog):
     """Both kinds of files name their classes."""
+    caplog.set_level(logging.INFO)
     origin = shallow("vit3_tiny", num_classes=3)
     write_tensors(tmp_path / "file.safetensors", origin.state_dict(), classes=("cat", "dog", "owl"))
     torch.save({"state_dict": origin.state_dict(), "classes": ["cat", "dog", "owl"]}, tmp_path / "file.pth")
@@ -226,6 +227,7 @@ def test_rows_go_by_class_name(tmp_path):
         fresh = shallow("vit3_tiny", num_classes=3)
         report = load_weights(fresh, path, classes=["owl", "cat", "bat"])
         assert adds_up(report, fresh) and report.missing == ["head.weight", "head.bias"]
+        assert "bat" in caplog.messages[-1]  # it is said why
 
 
 def test_loads_into_wrapped_models(tmp_path):

@@ -1,6 +1,7 @@
 """Reading and writing of weights: safe, prefix-blind, and clear about what is wrong."""
 
 import io
+import logging
 import os
 import zipfile
 
@@ -10,7 +11,15 @@ from safetensors import safe_open
 from timm.utils import ModelEmaV3
 
 from tests.helpers import same_dict, shallow
-from vit3.models.weights import WeightsError, match, read_tensors, stored_kinds, strip_prefixes, write_tensors
+from vit3.models.weights import (
+    WeightsError,
+    load_weights,
+    match,
+    read_tensors,
+    stored_kinds,
+    strip_prefixes,
+    write_tensors,
+)
 
 
 def weights():
@@ -86,12 +95,15 @@ def test_of_two_keys_the_first_counts_and_a_bare_state_is_no_average(tmp_path):
         read_tensors(tmp_path / "ema.pth")
 
 
-def test_the_average_of_mmengine_stands_where_others_have_raw_weights(tmp_path):
+def test_the_average_of_mmengine_stands_where_others_have_raw_weights(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     average, raw = weights(), {name: value + 1 for name, value in weights().items()}
     torch.save({"state_dict": average, "ema_state_dict": raw}, tmp_path / "w.pth")
     for ema in (False, True):
         assert same_dict(read_tensors(tmp_path / "w.pth", ema=ema), average)
     assert stored_kinds(tmp_path / "w.pth") == ("ema",)
+    load_weights(torch.nn.Linear(1, 1), tmp_path / "w.pth", minimum=0)
+    assert "taking its moving average (state_dict)" in caplog.text
 
 
 @pytest.mark.parametrize(
