@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,16 +16,18 @@ from omegaconf import OmegaConf
 from PIL import Image
 from timm.data import create_transform
 from timm.models import save_for_hf
+from torch import nn
 
 import vit3
 from tests.toy import CONFIGS, CPU, compose_config, make_folder, make_image, trained
+from vit3 import inference
 from vit3.build import build_eval_loader, build_trained
 from vit3.cli import stored_config
 from vit3.config import EvalConfig, typed
 from vit3.data import open_split
 from vit3.engine.checkpoint import save_checkpoint
 from vit3.errors import UserError
-from vit3.inference import load_predictor, predict
+from vit3.inference import Predictor, load_predictor, predict
 
 RGB = (
     "data=folder",
@@ -112,7 +116,46 @@ def test_one_or_many_in_order_whatever_the_batches(digits, predictor):
     assert all(p.probabilities == tuple(sorted(p.probabilities, reverse=True)) for p in found)
     (whole,) = vit3.predict(images[0], digits, topk=99)  # all there are
     assert sorted(whole.classes) == list("0123456789") and sum(whole.probabilities) == pytest.approx(1)
+    assert [p.classes for p in predictor.predict(tuple(images), topk=3)] == [p.classes for p in found]
     assert vit3.predict is predict and predictor.predict([]) == [] and not hasattr(vit3, "predictions")
+
+
+def test_the_network_runs_as_it_was_evaluated_in_training():
+    seen = []
+
+    class Network(nn.Module):
+        def forward(self, x):
+            seen.append((x.is_contiguous(memory_format=torch.channels_last), torch.get_autocast_dtype("cpu"),
+                         torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()))  # fmt: skip
+            return x.mean((2, 3)).bfloat16()
+
+    plain = Predictor(Network(), ("a", "b", "c"), {}, CPU.device, "title")
+    for predictor in (plain, replace(plain, amp="bfloat16", channels_last=True)):
+        assert predictor.logits(torch.randn(2, 3, 4, 4)).dtype == torch.float32
+    assert seen[0][0] is seen[0][2] is False and seen[1] == (True, torch.bfloat16, True, True)
+
+
+def test_what_is_asked_for_is_loaded(digits, monkeypatch):
+    """Weights, device, and how the run was evaluated, which stands in its configuration."""
+    given, images = [], np.zeros((8, 8), np.uint8)
+    monkeypatch.setattr(inference, "load_predictor", lambda *args: given.append(args) or plain)
+    plain = SimpleNamespace(predict=lambda images, topk: topk)
+    assert predict(images, "run", 3, weights="ema", device="cuda") == 3 and given == [("run", "ema", "cuda")]
+    read = inference.read_stored
+
+    def stored(place, complete, weights):
+        given.append((place, weights))
+        found = read(place, complete)
+        found.cfg.engine.amp, found.cfg.engine.channels_last = "bfloat16", True
+        monkeypatch.setattr(type(found), "load_into", lambda self, model, kind: given.append(kind) or kind)
+        return found
+
+    monkeypatch.setattr(inference, "read_stored", stored)
+    monkeypatch.setattr(inference, "usable_device", lambda name: torch.device("meta"))
+    found = load_predictor(digits, weights="ema", device="cuda")
+    assert given[1:] == [(str(digits), "ema"), "ema"] and "ema weights of" in found.title
+    assert (found.amp, found.channels_last, found.model.training) == ("bfloat16", True, False)
+    assert found.device.type == "meta" and all(p.is_meta for p in found.model.parameters())
 
 
 def test_folders_in_the_layout_of_timm(tmp_path):
@@ -125,6 +168,7 @@ def test_folders_in_the_layout_of_timm(tmp_path):
     save_for_hf(model, tmp_path, model_config=names, data_config=how, safe_serialization=True)
     make_image(tmp_path / "a.png", 3, (70, 90))
     predictor = load_predictor(f"local-dir:{tmp_path}")
+    assert not predictor.model.training
     found = predictor.logits(next(predictor.inputs(tmp_path / "a.png")))
     shown = create_transform(**how)(Image.open(tmp_path / "a.png"))[None]
     with torch.no_grad():
@@ -135,6 +179,8 @@ def test_folders_in_the_layout_of_timm(tmp_path):
     del config["label_names"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert load_predictor(tmp_path).classes == ("0", "1", "2")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"label_names": {"2": "owl", "0": "cat"}}))
+    assert load_predictor(tmp_path).classes == ("cat", "1", "owl")
     with pytest.raises(UserError, match="weights=ema, but .* holds one kind of weights"):
         load_predictor(tmp_path, weights="ema")
     with pytest.raises(UserError, match="give the folder with its config.json"):

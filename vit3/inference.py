@@ -92,8 +92,6 @@ class Predictor:
     def inputs(self, images: OneImage | Sequence[OneImage], batch_size: int = _BATCH) -> Iterator[Tensor]:
         """What the network is shown: batches (b, C, H, W) on its device, normalised."""
         many = images if isinstance(images, (list, tuple)) else [images]
-        if not many:
-            return
         given = _Given(many, self.mode)
         place = dict(rank=0, world_size=1, workers=0, device=self.device)
         for inputs, _ in make_eval_loader(given, batch_size, **self.reading, **place):

@@ -1,11 +1,13 @@
 """What becomes of a file in a model: wrappers' names, averages, channels, classes, and counts that add up."""
 
+import copy
 import logging
 
 import pytest
 import timm
 import torch
 from timm.utils import ModelEmaV3
+from torch import nn
 
 from tests.helpers import same_dict, shallow
 from vit3.models.weights import WeightsError, bare, load_weights, read_tensors, strip_prefixes, write_tensors
@@ -120,6 +122,57 @@ def test_other_convolutions_are_not_adapted(tmp_path):
     assert adds_up(report, model) and "x_embedder.proj.weight" in report.reshaped and not report.adapted
 
 
+class Net(nn.Module):
+    """A convolution for images, a depthwise one, norms that may be fresh, and a classifier."""
+
+    fresh, in_chans = ("norm.",), 3
+
+    def __init__(self, groups=1, first=3):
+        super().__init__()
+        self.first = nn.Conv2d(first, 4, 1)  # of something else where it is not 3
+        self.conv = nn.Conv2d(3, 6, 3, groups=groups)
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, 2)
+
+    def get_classifier(self):
+        return self.head
+
+
+def test_only_what_may_be_fresh_is_not_counted(tmp_path):
+    model = Net()
+    body = {name: value for name, value in model.state_dict().items() if name.split(".")[0] in ("first", "conv")}
+    write_tensors(tmp_path / "body.safetensors", body)
+    assert load_weights(Net(), tmp_path / "body.safetensors", minimum=1).matched == [*body]
+    write_tensors(tmp_path / "other.safetensors", body | {"norm.weight": torch.zeros(5)})  # there, and does not fit
+    with pytest.raises(WeightsError, match="reshaped: norm.weight"):
+        load_weights(Net(), tmp_path / "other.safetensors", minimum=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "changed", "shape"),
+    [
+        (Net(groups=3), "conv.weight", (6, 3, 3, 3)),  # which is not another number of channels
+        (Net(), "first.weight", (4,)),
+        (Net(), "first.weight", (5, 1, 1, 1)),
+        (Net(), "first.weight", (4, 1, 2, 2)),
+        (Net(first=5), "first.weight", (4, 3, 1, 1)),
+    ],
+)
+def test_channels_are_adapted_of_the_first_convolution_alone(tmp_path, model, changed, shape):
+    model = copy.deepcopy(model)
+    if model.conv.groups == 3:
+        model.first = nn.Identity()
+    write_tensors(tmp_path / "w.safetensors", model.state_dict() | {changed: torch.randn(shape)})
+    report = load_weights(model, tmp_path / "w.safetensors", minimum=0)
+    assert not report.adapted and report.reshaped == [changed]
+
+
+def test_wrappers_have_one_child():
+    outer = nn.Module()
+    outer.module, outer.other = nn.Linear(1, 1), nn.Linear(1, 1)
+    assert bare(outer) is outer
+
+
 @pytest.mark.parametrize(
     ("damaged", "sentence"),
     [
@@ -160,8 +213,9 @@ def test_classifiers_of_any_size(tmp_path, classes):
     assert {*load_weights(none, tmp_path / "file.safetensors").unexpected} == {"head.weight", "head.bias"}
 
 
-def test_rows_go_by_class_name(tmp_path):
+def test_rows_go_by_class_name(tmp_path, caplog):
     """Both kinds of files name their classes."""
+    caplog.set_level(logging.INFO)
     origin = shallow("vit3_tiny", num_classes=3)
     write_tensors(tmp_path / "file.safetensors", origin.state_dict(), classes=("cat", "dog", "owl"))
     torch.save({"state_dict": origin.state_dict(), "classes": ["cat", "dog", "owl"]}, tmp_path / "file.pth")
@@ -173,6 +227,7 @@ def test_rows_go_by_class_name(tmp_path):
         fresh = shallow("vit3_tiny", num_classes=3)
         report = load_weights(fresh, path, classes=["owl", "cat", "bat"])
         assert adds_up(report, fresh) and report.missing == ["head.weight", "head.bias"]
+        assert "bat" in caplog.messages[-1]  # it is said why
 
 
 def test_loads_into_wrapped_models(tmp_path):

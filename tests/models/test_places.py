@@ -1,6 +1,7 @@
 """Where weights may lie, what is checked on the way, and what is said where there are none."""
 
 import json
+from pathlib import Path
 from urllib.error import URLError
 
 import pytest
@@ -72,6 +73,13 @@ def test_damaged_folder(folder, model):
         ({"model_args": [1]}, r"model_args=\[1\] must be a dict"),
         ({"label_names": 5}, "label_names=5 must be a list"),
         ({"sha256": 5}, "sha256=5 must be a str"),
+        ({"training": "long"}, "training='long' must be a dict"),
+        ({"source": "disk"}, "source='disk' must be a dict"),
+        ({"pretrained_cfg": [1]}, r"pretrained_cfg=\[1\] must be a dict"),
+        ({"pretrained_cfg": {"input_size": [8, 8]}}, r"must be \[channels,height,width\]"),
+        ({"pretrained_cfg": {"input_size": [1, 8, 8.0]}}, r"must be \[channels,height,width\]"),
+        ({"pretrained_cfg": {"input_size": [1, 0, 8]}}, "each above 0"),
+        ({"pretrained_cfg": {"crop_pct": True}}, "crop_pct=True must be a number above 0"),
         ({"pretrained_cfg": {"input_size": "abc"}}, "input_size='abc' must be"),
         ({"pretrained_cfg": {"input_size": [1, -8, 8]}}, "each above 0"),
         ({"pretrained_cfg": {"input_size": [1, 10**9, 8]}}, "below 100,000"),
@@ -91,6 +99,63 @@ def test_a_description_of_other_types(tmp_path, values, sentence):
     (tmp_path / "config.json").write_text(json.dumps(good | values))
     with pytest.raises(WeightsError, match=sentence):
         described(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"label_names": {"0": "cat"}, "num_classes": 1},
+        {"model_args": None, "pretrained_cfg": None, "training": None, "source": None, "sha256": None},
+        {"pretrained_cfg": {"input_size": [1, 99_999, 1], "interpolation": "lanczos", "mean": [0], "crop_pct": 1}},
+        {"num_classes": 3, "model_args": {"num_classes": None}, "pretrained_cfg": {"num_classes": 3}},
+    ],
+)
+def test_descriptions_that_are_good(tmp_path, values):
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit3_tiny"} | values))
+    assert described(tmp_path) == {"architecture": "vit3_tiny"} | values
+
+
+def test_a_checksum_that_was_given_counts_wherever_the_weights_lie(folder, tmp_path, monkeypatch):
+    """Also where the one in ``config.json`` is right; and a folder for what is fetched is used."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    folders = []
+
+    def served(repo_id, filename, revision, cache_dir):
+        folders.append((revision, cache_dir))
+        return str(folder / filename)
+
+    def fetch(name, cache_dir):
+        folders.append((name, cache_dir))
+        return folder / "model.safetensors"
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", served)
+    monkeypatch.setattr(published, "fetch", fetch)
+    for place in (folder, "hf-hub:owner/name", "hf_hub:owner/name", "h_vit3_tiny"):
+        assert resolve(place, cache_dir=tmp_path).name == "model.safetensors"
+        with pytest.raises(WeightsError, match=f"but {'0' * 64} was expected"):
+            resolve(place, sha256="0" * 64, cache_dir=tmp_path)
+    assert set(folders) == {(None, tmp_path), ("h_vit3_tiny", tmp_path)}
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "HTTPS", "file"])
+def test_addresses(tmp_path, cache, monkeypatch, scheme):
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda address, path, progress: Path(path).write_text("w"))
+    address = f"{scheme}://host/some%20net.pth?download=1"
+    assert resolve(address).parent == cache and resolve(address).name.endswith("-some net.pth")
+    assert resolve(address, cache_dir=tmp_path / "new" / "deep").parent == tmp_path / "new" / "deep"
+    with pytest.raises(WeightsError, match=f"{'0' * 64} was expected"):
+        resolve(address, sha256="0" * 64)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/a b.pth", "http://[::1/a.pth", "http://127.0.0.1:port/a.pth"])
+def test_addresses_that_are_none(cache, address):
+    with pytest.raises(WeightsError, match="http.* (could not be downloaded|is no address) .*; "):
+        resolve(address)
+
+
+def test_the_home_folder(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert resolve("~/folder") == folder / "model.safetensors"
 
 
 def test_address_is_fetched_once(folder, model, cache, monkeypatch):
@@ -170,6 +235,9 @@ def test_hub(folder, model, monkeypatch):
     with pytest.raises(WeightsError, match=r"hf-hub:owner/name could not be fetched \(no route to host\)") as caught:
         resolve("hf-hub:owner/name")
     assert "\n" not in str(caught.value)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda **options: (_ for _ in ()).throw(TimeoutError()))
+    with pytest.raises(WeightsError, match=r"could not be fetched \(TimeoutError\)"):
+        resolve("hf-hub:owner/name")
 
 
 def test_published_name(folder, model, monkeypatch):

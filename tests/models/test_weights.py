@@ -1,6 +1,7 @@
 """Reading and writing of weights: safe, prefix-blind, and clear about what is wrong."""
 
 import io
+import logging
 import os
 import zipfile
 
@@ -10,7 +11,15 @@ from safetensors import safe_open
 from timm.utils import ModelEmaV3
 
 from tests.helpers import same_dict, shallow
-from vit3.models.weights import WeightsError, match, read_tensors, strip_prefixes, write_tensors
+from vit3.models.weights import (
+    WeightsError,
+    load_weights,
+    match,
+    read_tensors,
+    stored_kinds,
+    strip_prefixes,
+    write_tensors,
+)
 
 
 def weights():
@@ -74,7 +83,45 @@ def test_keys(tmp_path, key):
     assert same_dict(read_tensors(tmp_path / "w.pth"), tensors)
 
 
-@pytest.mark.parametrize("key", ["state_dict_ema", "model_ema"])
+def test_of_two_keys_the_first_counts_and_a_bare_state_is_no_average(tmp_path):
+    tensors = weights()
+    torch.save({"model": {k: v + 1 for k, v in tensors.items()}, "state_dict": tensors}, tmp_path / "both.pth")
+    assert same_dict(read_tensors(tmp_path / "both.pth"), tensors)
+    torch.save(tensors, tmp_path / "bare.pth")
+    with pytest.raises(WeightsError, match="bare.pth holds no EMA weights .looked for state_dict_ema and model_ema"):
+        read_tensors(tmp_path / "bare.pth", ema=True)
+    torch.save({"ema": tensors}, tmp_path / "ema.pth")
+    with pytest.raises(WeightsError, match=r"holds a moving average alone \(ema\); take it by ema=True"):
+        read_tensors(tmp_path / "ema.pth")
+
+
+def test_the_average_of_mmengine_stands_where_others_have_raw_weights(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    average, raw = weights(), {name: value + 1 for name, value in weights().items()}
+    torch.save({"state_dict": average, "ema_state_dict": raw}, tmp_path / "w.pth")
+    for ema in (False, True):
+        assert same_dict(read_tensors(tmp_path / "w.pth", ema=ema), average)
+    assert stored_kinds(tmp_path / "w.pth") == ("ema",)
+    load_weights(torch.nn.Linear(1, 1), tmp_path / "w.pth", minimum=0)
+    assert "taking its moving average (state_dict)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "kinds"),
+    [
+        ({"model": {}, "ema": {}}, ("raw", "ema")),
+        ({"model": "vit3_tiny", "model_ema": {}}, ("ema",)),  # which is a name
+        ({"state_dict": {}}, ("raw",)),
+        ({"w": torch.zeros(1)}, ()),
+        ([torch.zeros(1)], ()),
+    ],
+)
+def test_kinds_that_a_file_holds(tmp_path, content, kinds):
+    torch.save(content, tmp_path / "w.pth")
+    assert stored_kinds(tmp_path / "w.pth") == kinds
+
+
+@pytest.mark.parametrize("key", ["state_dict_ema", "model_ema", "ema"])
 def test_ema_is_an_explicit_choice(tmp_path, key):
     raw, ema = weights(), {f"module.{k}": v + 1 for k, v in weights().items()}
     torch.save({"state_dict": raw, key: ema}, tmp_path / "w.pth")
@@ -181,6 +228,9 @@ def test_match():
     report.require(0.5, "it")
     with pytest.raises(WeightsError, match="it fits 50.0 % of the model, at least 95 % is needed.*missing: bias"):
         report.require(0.95, "it")
+    many = match({f"{name}.w": torch.zeros(1) for name in "abcd"}, torch.nn.Linear(1, 1))
+    with pytest.raises(WeightsError, match=r"missing: weight, bias; unexpected: a.w, b.w, c.w, …\)"):
+        many.require(0.95, "it")
 
 
 def test_the_same_content_is_the_same_file(tmp_path):
@@ -192,5 +242,7 @@ def test_the_same_content_is_the_same_file(tmp_path):
     with safe_open(tmp_path / "0.safetensors", "pt") as file:
         assert file.metadata() == texts | {"classes": '["x", "\\u00e9"]'}
     assert same_dict(read_tensors(tmp_path / "0.safetensors"), tensors)
-    write_tensors(tmp_path / "plain.safetensors", tensors)
-    assert same_dict(read_tensors(tmp_path / "plain.safetensors"), tensors)
+    plain = tmp_path / "new" / "deep" / "plain.safetensors"
+    write_tensors(plain, tensors)
+    assert same_dict(read_tensors(plain), tensors)
+    assert all(int.from_bytes(file.read_bytes()[:8], "little") % 8 == 0 for file in tmp_path.rglob("*.safetensors"))

@@ -26,8 +26,7 @@ DTYPES = ("float32", "float16")
 HALF_BOUND = 2e-2
 _LARGEST = 2**31 - 2**20  # bytes that one file of protocol buffers holds, with room for the graph
 _OWN = "vit3"  # key of the signature among the file's metadata
-# not in float16: sums over tokens lose whole updates, and of an angle of 1000 nothing is left
-_WIDE = ("ReduceL2", "ReduceMean", "ReduceSum", "Range")
+_WIDE = ("ReduceL2", "ReduceMean", "ReduceSum")  # not in float16, where sums over tokens lose whole updates
 _MODULE = "pkg.torch.onnx.class_hierarchy"  # what the exporter notes at each node
 
 
@@ -93,6 +92,7 @@ def _simplify(model) -> None:
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         passes.DeduplicateInitializersPass(),
         passes.CommonSubexpressionEliminationPass(),
+        passes.OutputFixPass(),
     ):
         work(model)
 
@@ -152,7 +152,7 @@ def check_standard(path: Path) -> None:
     model = onnx.load(path, load_external_data=False)
     graphs = [model.graph, *model.functions]
     domains = {entry.domain for entry in model.opset_import} | {n.domain for graph in graphs for n in graph.node}
-    if others := sorted(domains - {"", "ai.onnx"}):
+    if others := sorted(domains - {""}):
         raise ValueError(f"{Path(path).name} has operators of {', '.join(others)}, which only some runtimes know; "
                          "take a mixer of PyTorch's own operators, or another format")  # fmt: skip
     complex_types = {onnx.TensorProto.COMPLEX64, onnx.TensorProto.COMPLEX128}
@@ -164,20 +164,18 @@ def check_standard(path: Path) -> None:
 
 
 def _halved(model):
-    """The model in float16, but for what has to be wide."""
+    """The model, whose nodes all have names, in float16, but for what has to be wide."""
     _package("onnxruntime")
     convert = importlib.import_module("onnxruntime.transformers.float16")
     tools = importlib.import_module("onnxruntime.transformers.onnx_model")
-    for i, node in enumerate(model.graph.node):  # by their names they are kept
-        node.name = node.name or f"node_{i}"
     nodes = list(model.graph.node)
     makers = {name: node for node in nodes for name in node.output}
     wide = {node.name for node in nodes if _of_inner_step(node)}
     angles = [node for node in nodes if node.op_type in ("Sin", "Cos")]
-    while angles:  # and all that they are computed from
+    while angles:  # and all that they are computed from, as of an angle of 1000 nothing is left in float16
         node = angles.pop()
         if node.name not in wide or node.op_type in ("Sin", "Cos"):
-            angles += [makers[name] for name in node.input if name in makers and makers[name].name not in wide]
+            angles += [makers[name] for name in node.input if name in makers]
         wide.add(node.name)
     half = convert.convert_float_to_float16(
         model,
@@ -203,7 +201,7 @@ def _name_axes(model, signature: Signature) -> None:
     new = {}
     for entry in model.graph.input:
         for at, dim in enumerate(entry.type.tensor_type.shape.dim):
-            if dim.dim_param and at in wanted.get(entry.name, {}):
+            if at in wanted.get(entry.name, {}):
                 new[dim.dim_param] = wanted[entry.name][at]
     for entry in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in entry.type.tensor_type.shape.dim:

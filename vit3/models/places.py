@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -85,7 +86,10 @@ def download(address: str, sha256: str | None = None, cache_dir: str | Path | No
         WeightsError: it cannot be fetched, or has another SHA-256.
     """
     folder = Path(cache_dir) if cache_dir else Path(torch.hub.get_dir()) / "checkpoints"
-    name = PurePosixPath(unquote(urlsplit(address).path)).name
+    try:
+        name = PurePosixPath(unquote(urlsplit(address).path)).name
+    except ValueError as error:
+        raise WeightsError(f"{address} is no address ({error}); mend it") from error
     path = folder / f"{hashlib.sha256(address.encode()).hexdigest()[:12]}-{name}"
     if path.is_file() and sha256 in (None, sha256_of(path)):
         return path
@@ -97,7 +101,7 @@ def download(address: str, sha256: str | None = None, cache_dir: str | Path | No
         checked(arriving, sha256).replace(path)
     except WeightsError as error:
         raise WeightsError(f"{address}: {error}") from error
-    except (OSError, ValueError) as error:  # URLError and HTTPError are OSErrors
+    except (OSError, HTTPException) as error:  # URLError and HTTPError are OSErrors
         raise WeightsError(f"{address} could not be downloaded ({error}); fetch it on a machine with network, and give "
                            "the file instead") from error  # fmt: skip
     finally:
