@@ -1,5 +1,7 @@
 """What is exported of runs, checkpoints, hub folders and bare files: which weights, which arguments, which figures."""
 
+import json
+
 import pytest
 import timm
 import torch
@@ -204,6 +206,21 @@ def test_hub_folders(asked, run, tmp_path):
         asked(folder, weights="raw")
     with pytest.raises(UserError, match="model_name=h_vit3_tiny, but the checkpoint holds vit3_tiny; leave"):
         asked(folder, model_name="h_vit3_tiny")
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_cfg"]["crop_mode"] = "squash"
+    for key in ("weights", "training", "source", "label_names"):
+        del config[key]
+    (folder / "config.json").write_text(json.dumps(config))  # as others write it
+    other = asked(folder)
+    assert (other.classes, other.weights, other.training) == (None, "stored", {})
+    assert other.preprocessing["crop_mode"] == "squash" and other.source["file"] == "model.safetensors"
+    (folder / "config.json").write_text(json.dumps(config | {"label_names": ["a"] * 10}))
+    assert asked(folder).classes == ("a",) * 10
+    config["pretrained_cfg"]["label_names"] = ["b"] * 10
+    (folder / "config.json").write_text(json.dumps(config | {"label_names": ["a"] * 10}))
+    assert asked(folder).classes == ("b",) * 10  # where timm looks first
+    with pytest.raises(UserError, match="the SHA-256"):
+        asked(folder, sha256="0" * 64)
     (folder / "config.json").write_text("{}")
     with pytest.raises(UserError, match="names no architecture"):
         asked(folder)
