@@ -77,6 +77,7 @@ def test_digits_are_read_as_evaluation_reads_them(digits, predictor, tmp_path):
     ways = (
         arrays,
         [a[..., None] for a in arrays],
+        [np.stack([a, a, a, np.full_like(a, 255)], axis=-1) for a in arrays],
         [Image.fromarray(a).convert("RGB") for a in arrays],
         [tmp_path / "0.png", str(tmp_path / "1.png"), *arrays[2:]],
     )
@@ -214,6 +215,7 @@ def test_networks_without_classes_are_refused(tmp_path):
 def test_images_that_are_none(predictor, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no image")
     for image, sentence in [
+        (np.zeros((0, 8), np.uint8), r"an image is an array \(0, 8\) of uint8"),
         (np.zeros((8, 8)), "an image is an array \\(8, 8\\) of float64; give uint8"),
         (np.zeros((1, 3, 8, 8), np.uint8), "give uint8 .*several as a list"),
         (np.zeros((3, 8, 8), np.uint8), "give uint8"),  # channels first
@@ -225,6 +227,13 @@ def test_images_that_are_none(predictor, tmp_path):
             predictor.predict(image)
     with pytest.raises(UserError, match="topk=0 is not allowed"):
         predictor.predict(np.zeros((8, 8), np.uint8), topk=0)
+
+
+def test_configurations_are_in_the_package_or_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(inference, "__file__", str(tmp_path / "vit3" / "inference.py"))
+    assert inference._configs() == tmp_path / "configs"
+    (tmp_path / "vit3" / "configs").mkdir(parents=True)
+    assert inference._configs() == tmp_path / "vit3" / "configs"
 
 
 def test_a_program_of_the_callers_own_hydra_stays_as_it_was(digits, tmp_path):

@@ -76,10 +76,14 @@ def test_later_blocks_get_what_the_trained_network_feeds_them():
 
 
 def test_without_a_step_nothing_changes():
+    for name in ("vit3_tiny", "h_vit3_tiny"):  # the latter's rotation is of both outputs
+        model = shallow(name)
+        with intervened(model, dict(epochs=0)):
+            found = inner_maps(model, torch.randn(1, 3, 32, 48))
+        assert all(m.values.abs().max() == 0 for m in found) and found
+    (found,) = inner_maps(shallow("vit3_tiny").bfloat16(), torch.randn(1, 3, 32, 48).bfloat16())
+    assert found.values.shape == (1, 2, 3) and found.values.dtype == torch.float32
     model = shallow("vit3_tiny")
-    with intervened(model, dict(epochs=0)):
-        (found,) = inner_maps(model, torch.randn(1, 3, 32, 48))
-    assert found.values.shape == (1, 2, 3) and found.values.abs().max() == 0
     with intervened(model, dict(control="zero_fast")):  # where the output is zero
         assert inner_maps(model, torch.randn(1, 3, 32, 48))[0].values.abs().max() == 0
 
@@ -87,8 +91,9 @@ def test_without_a_step_nothing_changes():
 def test_networks_without_such_mixers_have_no_maps():
     model = shallow("vit3_tiny", mixer="softmax")
     assert inner_maps(model, torch.randn(1, 3, 32, 32)) == []
-    with pytest.raises(ValueError, match="blocks=.1., but the network has 1 TTT mixers, counted from 0"):
-        inner_maps(shallow("vit3_tiny"), torch.randn(1, 3, 32, 32), [1])
+    for block in (1, -1):
+        with pytest.raises(ValueError, match=f"blocks=.{block}., but the network has 1 TTT mixers, counted from 0"):
+            inner_maps(shallow("vit3_tiny"), torch.randn(1, 3, 32, 32), [block])
 
 
 def test_blocks_evenly_spaced():

@@ -22,13 +22,16 @@ def drawn(monkeypatch):
 def test_all_maps_share_one_scale(drawn, tmp_path):
     maps = {2: np.array([[0.5, 0.75, 1.0]]), 4: np.array([[0.5], [0.5]])}
     draw_predictions(
-        [Predicted(GREY, "cat", 0.5, maps), Predicted(RGB, "dog", 1.0, {2: np.array([[2.5]])})], tmp_path / "a.png", ""
+        [Predicted(GREY, "cat", 0.5, maps), Predicted(RGB, "dog", 1.0, {2: np.array([[2.5], [0.5]])})],
+        tmp_path / "a.png",
+        "",
     )
     (image, first, second), (_, other) = drawn["groups"]
     ends = colormaps["viridis"]([0, 255], bytes=True)[:, :3]
     assert (drawn["bar"].low, drawn["bar"].high) == (0.5, 2.5)
     assert (first.pixels[:, :2] == ends[0]).all() and (second.pixels == ends[0]).all()  # tokens of 2 pixels
-    assert (other.pixels == ends[1]).all() and (first.pixels[:, 4:] == colormaps["viridis"](0.25, bytes=True)[:3]).all()
+    assert (other.pixels[: len(RGB) // 2] == ends[1]).all() and (other.pixels[len(RGB) // 2 :] == ends[0]).all()
+    assert (first.pixels[:, 4:] == colormaps["viridis"](0.25, bytes=True)[:3]).all()
     assert image.pixels.shape == first.pixels.shape == (4, 6, 3) and (image.pixels == 90).all()
     assert [p.note for p in (image, first, second)] == ["cat", "block 2", "block 4"] and image.tail == "  50.0 %"
 

@@ -1,5 +1,7 @@
 """What is exported of runs, checkpoints, hub folders and bare files: which weights, which arguments, which figures."""
 
+import json
+
 import pytest
 import timm
 import torch
@@ -72,7 +74,12 @@ def run(tmp_path_factory, classifier):
 def narrow(monkeypatch):
     """Registered names stand for narrow networks, as files of whole ones take seconds."""
     create, two = timm.create_model, dict(dims=(16, 16), depths=(1, 1), num_heads=(2, 2))
-    sizes = {"vit3_tiny": NARROW, "h_vit3_tiny": two, "h_vit3_tiny_dense": {**two, "out_indices": (0, 1)}}
+    sizes = {
+        "vit3_tiny": NARROW,
+        "h_vit3_tiny": two,
+        "h_vit3_tiny_dense": {**two, "out_indices": (0, 1)},
+        "dit3_s_8": NARROW,
+    }
     monkeypatch.setattr(timm, "create_model", lambda name, **options: create(name, **{**sizes[name], **options}))
 
 
@@ -154,6 +161,10 @@ def test_bare_files_tell_channels_and_classes(asked, tmp_path, narrow):
     assert (subject.kind, subject.img_size) == ("classifier", (224, 224))
     assert "mean" not in subject.preprocessing and "crop_pct" in subject.preprocessing  # of three colours
     assert differs(subject, network) == 0
+    for name, kind, size in (("h_vit3_tiny", "classifier", (224, 224)), ("dit3_s_8", "generator", (32, 32))):
+        write_tensors(tmp_path / "o.safetensors", timm.create_model(name, in_chans=2, num_classes=7).state_dict())
+        other = asked(tmp_path / "o.safetensors", model_name=name)
+        assert (other.kwargs, other.kind, other.img_size) == (dict(in_chans=2, num_classes=7), kind, size)
     with pytest.raises(UserError, match="the SHA-256"):
         asked(tmp_path / "c.safetensors", model_name="vit3_tiny", sha256="0" * 64)
     with pytest.raises(UserError, match="the file lacks 2 tensors of vit3_tiny .*, head"):
@@ -202,8 +213,23 @@ def test_hub_folders(asked, run, tmp_path):
         assert differs(again, first.model) == 0
     with pytest.raises(UserError, match="weights=raw is no choice here"):
         asked(folder, weights="raw")
-    with pytest.raises(UserError, match="model_name=h_vit3_tiny, but the checkpoint holds vit3_tiny; leave"):
+    with pytest.raises(UserError, match="model_name=h_vit3_tiny, but .* holds vit3_tiny; leave model_name out$"):
         asked(folder, model_name="h_vit3_tiny")
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_cfg"]["crop_mode"] = "squash"
+    for key in ("weights", "training", "source", "label_names"):
+        del config[key]
+    (folder / "config.json").write_text(json.dumps(config))  # as others write it
+    other = asked(folder)
+    assert (other.classes, other.weights, other.training) == (None, "stored", {})
+    assert other.preprocessing["crop_mode"] == "squash" and other.source["file"] == "model.safetensors"
+    (folder / "config.json").write_text(json.dumps(config | {"label_names": ["a"] * 10}))
+    assert asked(folder).classes == ("a",) * 10
+    config["pretrained_cfg"]["label_names"] = ["b"] * 10
+    (folder / "config.json").write_text(json.dumps(config | {"label_names": ["a"] * 10}))
+    assert asked(folder).classes == ("b",) * 10  # where timm looks first
+    with pytest.raises(UserError, match="the SHA-256"):
+        asked(folder, sha256="0" * 64)
     (folder / "config.json").write_text("{}")
     with pytest.raises(UserError, match="names no architecture"):
         asked(folder)
@@ -216,6 +242,10 @@ def test_the_backbone_in_a_classifier(asked, tmp_path, narrow):
     subject = asked(checkpoint(tmp_path / "c.pt", network, cfg, ["raw"]), model_name="h_vit3_tiny_dense")
     assert (subject.kind, subject.name, subject.classes) == ("features", "h_vit3_tiny_dense", None)
     assert subject.kwargs["in_chans"] == 1 and subject.kwargs["mixer"] == "linear"
+    inner = OmegaConf.to_container(compose_config("model=h_vit3_tiny", "data=digits", "inner.lr=0.5"), resolve=True)
+    weights = timm.create_model("h_vit3_tiny", in_chans=1, num_classes=10, img_size=32)
+    stepped = asked(checkpoint(tmp_path / "i.pt", weights, inner, ["raw"]), model_name="h_vit3_tiny_dense")
+    assert stepped.kwargs["mixer_kwargs"]["inner"]["lr"] == 0.5
     other = timm.create_model("h_vit3_tiny", in_chans=1, num_classes=10, img_size=32, mixer="linear", dims=(32, 32))
     cfg["model"]["kwargs"] = {"dims": [32, 32]}
     path = checkpoint(tmp_path / "w.pt", other, cfg, ["raw"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from pathlib import Path
 
 import pytest
 import timm
@@ -23,7 +24,7 @@ from vit3.export import Subject, hub
 from vit3.export.hub import open_hub_folder, write_hub_folder
 from vit3.files import sha256_of
 from vit3.inner import BranchSpec, InnerSpec
-from vit3.models.weights import WeightsError, load_weights, read_tensors
+from vit3.models.weights import WeightsError, load_weights, read_tensors, stored_kinds
 
 SEEN = dict(mean=[0.5] * 3, std=[0.25] * 3, interpolation="bilinear", crop_pct=0.9)
 SMALL = dict(embed_dim=32, depth=1, num_heads=2)
@@ -87,6 +88,9 @@ def test_other_networks_of_timm(tmp_path):
     folder = write_hub_folder(subject, tmp_path / "folder")
     inputs = inputs_of(subject)
     assert torch.equal(open_hub_folder(folder)(*inputs)[0], subject.model(*inputs))
+    config = config_of(folder)
+    assert config["pretrained_cfg"]["fixed_input_size"] is True and "label_names" not in config
+    assert config["kind"] == "classifier" and config["global_pool"] == "token"
 
 
 def test_what_the_folder_says(tmp_path):
@@ -103,6 +107,37 @@ def test_what_the_folder_says(tmp_path):
     assert {name: cfg[name] for name in SEEN} == SEEN
     assert tuple(cfg["input_size"]) == (3, 32, 48) and list(cfg["label_names"]) == ["cat", "dog", "owl"]
     assert (cfg["first_conv"], cfg["classifier"], cfg["license"]) == ("patch_embed.proj", "head", "cc-by-nc-4.0")
+
+
+def test_what_the_weights_say_and_what_timm_does_not_know(tmp_path):
+    seen = SEEN | {"crop_mode": "squash", "gamma": 2.2}
+    folder = write_hub_folder(subject_of("classifier", preprocessing=seen), tmp_path / "new" / "deep")
+    assert stored_kinds(folder / "model.safetensors") == ("ema",) and folder.stat().st_mode & 0o777 == 0o755
+    about = config_of(folder)["pretrained_cfg"]
+    assert about["crop_mode"] == "squash" and "gamma" not in about and about["pool_size"] is None
+    assert about["num_classes"] == config_of(folder)["num_classes"] == 3
+    write_hub_folder(subject_of("classifier", classes=("é", "b", "c")), folder)
+    assert "é" in (folder / "config.json").read_text(encoding="utf-8")
+
+
+def test_the_old_folder_comes_back_where_the_new_one_cannot(tmp_path, monkeypatch):
+    """And what arrives is on the same disk, hidden."""
+    folder = write_hub_folder(subject_of("classifier"), tmp_path / "folder")
+    replace, moved = Path.replace, []
+
+    def once(self, target):
+        moved.append((self.parent, self.name[:8], target))
+        if len(moved) == 2:
+            raise OSError("disk full")
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", once)
+        patch.setattr(hub, "write_tensors", lambda path, *args: path.touch())  # which replaces too
+        with pytest.raises(OSError, match="disk full"):
+            write_hub_folder(subject_of("classifier", weights="raw"), folder)
+    assert moved[1] == (tmp_path, ".folder.", folder)
+    assert config_of(folder)["weights"] == "ema" and [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_timms_adaptations(tmp_path):
@@ -246,13 +281,15 @@ def test_push(tmp_path, monkeypatch):
 
         def upload_folder(self, repo_id, folder_path, commit_message):
             said.append((repo_id, folder_path))
+            assert commit_message == "folder by vit3"
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     folder = write_hub_folder(subject_of("classifier"), tmp_path / "folder", push="me/net")
     assert said == [("me/net", True), ("me/net", str(folder))]
     assert '"hf-hub:me/net"' in (folder / "README.md").read_text(encoding="utf-8")
-    with pytest.raises(UserError, match="push=net must be OWNER/NAME"):
-        write_hub_folder(subject_of("classifier"), folder, push="net")
+    for name in ("net", "me/", "a/b/c"):
+        with pytest.raises(UserError, match=f"push={name} must be OWNER/NAME"):
+            write_hub_folder(subject_of("classifier"), folder, push=name)
 
     def refuse(self, *args, **options):
         raise RuntimeError("401 unauthorised\nlong text")

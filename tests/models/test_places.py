@@ -254,7 +254,7 @@ def test_published_name(folder, model, monkeypatch):
         resolve("dit3_b_2")
 
 
-def test_what_is_no_place(tmp_path):
+def test_what_is_no_place(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="nowhere.pth: no such file; weights are a file, a folder"):
         resolve("nowhere.pth")
     with pytest.raises(WeightsError, match="is a folder without model.safetensors"):
@@ -262,4 +262,7 @@ def test_what_is_no_place(tmp_path):
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(WeightsError, match="config.json is not readable JSON"):
+        resolve(tmp_path)
+    monkeypatch.setattr(Path, "read_text", lambda self, encoding: (_ for _ in ()).throw(PermissionError("not yours")))
+    with pytest.raises(WeightsError, match=r"config.json is not readable JSON \(not yours\)"):
         resolve(tmp_path)

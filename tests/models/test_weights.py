@@ -244,5 +244,5 @@ def test_the_same_content_is_the_same_file(tmp_path):
     assert same_dict(read_tensors(tmp_path / "0.safetensors"), tensors)
     plain = tmp_path / "new" / "deep" / "plain.safetensors"
     write_tensors(plain, tensors)
-    assert same_dict(read_tensors(plain), tensors)
+    assert same_dict(read_tensors(plain), tensors) and b"__metadata__" not in plain.read_bytes()
     assert all(int.from_bytes(file.read_bytes()[:8], "little") % 8 == 0 for file in tmp_path.rglob("*.safetensors"))

@@ -84,12 +84,30 @@ def test_what_is_printed_and_written(run, images, capsys):
     assert Image.open(out / "predictions.png").size[0] > 500
 
 
+def test_options_reach_the_predictor_and_folders_are_made(run, images, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    predicted(run, images, "plain.png", "sheet=0", "output=new/deep")
+    assert (images / "new" / "deep" / "predictions.json").is_file()
+    said = [message for message in caplog.messages if "best_raw.pt: raw weights" in message]
+    assert len(said) == 1 and "written      new/deep/predictions.json" in caplog.messages
+    report = json.loads((images / "new" / "deep" / "predictions.json").read_text())
+    assert report["checkpoint"] == str(run) and report["loaded"] == said[0]
+    with pytest.raises(UserError, match="output=plain.png/x is not writable .*; choose another output=FOLDER"):
+        predicted(run, images, "plain.png", "output=plain.png/x")
+    given = []
+    monkeypatch.setattr(tool, "load_predictor", lambda *args: given.append(args))
+    with pytest.raises(AttributeError):  # None is no predictor
+        predicted("place", images, "plain.png", "weights=ema", "device=cuda")
+    assert given == [("place", "ema", "cuda")]
+
+
 def test_in_a_terminal_there_is_a_table(run, images, capsys, monkeypatch):
     monkeypatch.setattr(tool.sys.stdout, "isatty", lambda: True, raising=False)
-    out = predicted(run, images, "br[b]{2}(3).png", "topk=1", "sheet=0")
+    out = predicted(run, images, "br[b]{2}(3).png", "topk=2", "sheet=0")
     (entry,) = json.loads((out / "predictions.json").read_text())["predictions"]
     said = capsys.readouterr().out
-    assert "probability" in said and "br[b]{2}(3).png" in said  # which is no markup
+    assert "probability" in said and said.count("br[b]{2}(3).png") == 1  # which is no markup
+    assert [line.split()[-3] for line in said.splitlines() if "%" in line] == entry["classes"]
     assert f"{100 * entry['probabilities'][0]:.2f} %" in said and not (out / "predictions.png").exists()
 
 
@@ -111,14 +129,22 @@ def test_images_that_cannot_be_decoded_are_named_and_the_rest_go_on(run, images,
 def test_blocks_of_the_sheet(run, images, monkeypatch, overrides, maps):
     drawn = []
     monkeypatch.setattr(tool, "draw_predictions", lambda sheet, target, title: drawn.extend([*sheet, title]))
-    predicted(run, images, "plain.png", "x=1.png", "sheet=1", *overrides)
+    out = predicted(run, images, "plain.png", "x=1.png", "sheet=1", "batch_size=1", *overrides)
     sheet, title = drawn
+    best = json.loads((out / "predictions.json").read_text())["predictions"][0]
+    assert (sheet.label, sheet.probability) == (best["classes"][0], best["probabilities"][0])
     assert list(sheet.maps) == maps and all(m.shape == (8, 8) for m in sheet.maps.values())
     assert title.endswith(", 1 of 2 images") and sheet.pixels.shape == (8, 8, 1)
+    predicted(run, images, "plain.png", "x=1.png", "sheet=2", *overrides)
+    *_, first, second, whole = drawn
+    assert f"{whole}, 1 of 2 images" == title and (first.pixels != second.pixels).any()
+    assert all((first.maps[block] != second.maps[block]).any() for block in maps)
 
 
 def test_networks_without_inner_step(tmp_path, images, caplog):
     softmax = trained(tmp_path, "mixer=softmax")
     with caplog.at_level(logging.INFO):
         out = predicted(softmax, images, "plain.png")
-    assert "no TTT mixer, so the sheet shows no maps" in caplog.text and (out / "predictions.png").exists()
+        for maps in ("blocks=0", "sheet=0"):  # none were wanted
+            predicted(softmax, images, "plain.png", maps)
+    assert caplog.text.count("no TTT mixer, so the sheet shows no maps") == 1 and (out / "predictions.png").exists()

@@ -48,7 +48,7 @@ def inner_maps(model: nn.Module, images: Tensor, blocks: Sequence[int] | None = 
         ValueError: a block that is not there.
     """
     mixers = [(name, module) for name, module in model.named_modules() if isinstance(module, TTT)]
-    blocks = range(len(mixers)) if blocks is None or not mixers else blocks
+    blocks = range(len(mixers)) if blocks is None else blocks
     if not all(0 <= block < len(mixers) for block in blocks):
         raise ValueError(f"blocks={list(blocks)}, but the network has {len(mixers)} TTT mixers, counted from 0")
     found: dict[int, Tensor] = {}
@@ -81,7 +81,6 @@ def _watch(mixer: TTT, block: int, found: dict[int, Tensor], hooks: ExitStack) -
         with intervened(mixer, dict(epochs=0)):
             mixer.forward(*args, **kwargs)  # not called, which would come here again
         trained, start = outputs
-        outputs.clear()
         grid = inspect.signature(mixer.forward).bind(*args, **kwargs).arguments
         size = torch.linalg.vector_norm(trained, dim=-1)
         change = torch.linalg.vector_norm(trained - start, dim=-1)

@@ -262,7 +262,7 @@ def _preprocessing(cfg: TrainConfig) -> dict[str, Any]:
 
 def _known_preprocessing(cfg: dict[str, Any], in_chans: int) -> dict[str, Any]:
     """What timm's configuration says of the test images; a mean of three colours says nothing of other channels."""
-    known = {key: cfg[key] for key in ("mean", "std", "interpolation", "crop_pct") if key in cfg}
+    known = {key: cfg[key] for key in ("mean", "std", "interpolation", "crop_pct", "crop_mode") if key in cfg}
     return {key: value for key, value in known.items() if key not in ("mean", "std") or len(value) == in_chans}
 
 

@@ -20,7 +20,8 @@ class Subject:
         kwargs: plain arguments (JSON) with which ``timm.create_model(name, **kwargs)`` builds it again.
         img_size: nominal (height, width) in pixels; of a generator in latent pixels.
         classes: names in the order of the labels, if they are known.
-        preprocessing: ``mean``, ``std``, ``interpolation``, ``crop_pct`` of the test images; empty for a generator.
+        preprocessing: ``mean``, ``std``, ``interpolation``, ``crop_pct``, ``crop_mode`` of the test images; empty for a
+            generator.
         weights: ``raw`` or ``ema``, or ``stored`` where the file does not say.
         training: what was measured and how it was trained, for the model card; ``top1`` in per cent, and so on.
         source: ``file`` and ``sha256`` of the checkpoint.

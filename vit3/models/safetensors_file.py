@@ -24,7 +24,7 @@ def encode(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> bytes:
     described = json.loads(data[8 : 8 + size])
     if _TEXTS in described:
         described[_TEXTS] = dict(sorted(described[_TEXTS].items()))
-    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
     return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[8 + size :]))
 
