@@ -81,6 +81,7 @@ def _watch(mixer: TTT, block: int, found: dict[int, Tensor], hooks: ExitStack) -
         with intervened(mixer, dict(epochs=0)):
             mixer.forward(*args, **kwargs)  # not called, which would come here again
         trained, start = outputs
+        outputs.clear()  # or the outputs of all blocks would stay until the last
         grid = inspect.signature(mixer.forward).bind(*args, **kwargs).arguments
         size = torch.linalg.vector_norm(trained, dim=-1)
         change = torch.linalg.vector_norm(trained - start, dim=-1)
